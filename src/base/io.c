@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT */
+#include "base/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum err_code io_read_file(const char *path, size_t max, struct buf *out, struct err *e)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set_os(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, errno, "cannot open %s", path);
+    enum err_code rc = OK;
+    size_t total = 0;
+    for (;;) {
+        uint8_t *p = buf_reserve(out, 65536);
+        if (!p) {
+            rc = err_set(e, ERR_NOMEM, "out of memory reading %s", path);
+            break;
+        }
+        ssize_t n = read(fd, p, 65536);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            rc = err_set_os(e, ERR_IO, errno, "cannot read %s", path);
+            break;
+        }
+        if (n == 0)
+            break;
+        total += (size_t)n;
+        if (total > max) {
+            rc = err_set(e, ERR_LIMIT, "%s is larger than the %zu bytes allowed here", path, max);
+            break;
+        }
+        out->len += (size_t)n;
+    }
+    close(fd);
+    return rc;
+}
+
+static enum err_code write_all(int fd, const uint8_t *p, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = write(fd, p, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return ERR_IO;
+        p += n;
+        len -= (size_t)n;
+    }
+    return OK;
+}
+
+enum err_code io_write_file(const char *path, const void *data, size_t len, unsigned mode, struct err *e)
+{
+    char tmp[PATH_MAX];
+    if (snprintf(tmp, sizeof tmp, "%s.tmp-XXXXXX", path) >= (int)sizeof tmp)
+        return err_set(e, ERR_ARG, "path too long: %s", path);
+    int fd = mkostemp(tmp, O_CLOEXEC);
+    if (fd < 0)
+        return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
+    if (fchmod(fd, mode) != 0 || write_all(fd, data, len) != OK || fsync(fd) != 0) {
+        int os = errno;
+        close(fd);
+        unlink(tmp);
+        return err_set_os(e, ERR_IO, os, "cannot write %s", path);
+    }
+    if (close(fd) != 0 || rename(tmp, path) != 0) {
+        int os = errno;
+        unlink(tmp);
+        return err_set_os(e, ERR_IO, os, "cannot write %s", path);
+    }
+    return OK;
+}
+
+enum err_code io_pread_full(int fd, void *data, size_t len, uint64_t offset, struct err *e)
+{
+    uint8_t *p = data;
+    while (len > 0) {
+        ssize_t n = pread(fd, p, len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set_os(e, ERR_IO, errno, "read failed at byte %llu", (unsigned long long)offset);
+        if (n == 0)
+            return err_set_at(e, ERR_FORMAT, (int64_t)offset, "the file ends %zu bytes early", len);
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return OK;
+}
+
+enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e)
+{
+    char tmp[PATH_MAX];
+    if (snprintf(tmp, sizeof tmp, "%s", path) >= (int)sizeof tmp)
+        return err_set(e, ERR_ARG, "path too long: %s", path);
+    for (char *p = tmp + 1;; p++) {
+        if (*p != '/' && *p != 0)
+            continue;
+        char c = *p;
+        *p = 0;
+        if (mkdir(tmp, mode) != 0 && errno != EEXIST)
+            return err_set_os(e, ERR_IO, errno, "cannot create the folder %s", tmp);
+        *p = c;
+        if (c == 0)
+            return OK;
+    }
+}
+
+enum err_code io_cache_dir(char out[PATH_MAX], struct err *e)
+{
+    const char *own = getenv("KVASIR_HOME"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int n;
+    if (own && own[0])
+        n = snprintf(out, PATH_MAX, "%s", own);
+    else if (xdg && xdg[0] == '/')
+        n = snprintf(out, PATH_MAX, "%s/kvasir", xdg);
+    else if (home && home[0] == '/')
+        n = snprintf(out, PATH_MAX, "%s/.cache/kvasir", home);
+    else
+        n = snprintf(out, PATH_MAX, "/var/tmp/kvasir-%u", (unsigned)getuid());
+    if (n >= PATH_MAX)
+        return err_set(e, ERR_ARG, "the path of the cache folder is too long");
+    return io_mkdirs(out, 0700, e);
+}
+
+enum err_code io_map_range(int fd, uint64_t offset, size_t len, struct io_map *out, struct err *e)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t start = offset / page * page;
+    size_t lead = (size_t)(offset - start);
+    if (len == 0 || len > SIZE_MAX - lead)
+        return err_set(e, ERR_ARG, "cannot map %zu bytes", len);
+    void *p = mmap(NULL, len + lead, PROT_READ, MAP_PRIVATE, fd, (off_t)start);
+    if (p == MAP_FAILED)
+        return err_set_os(e, ERR_IO, errno, "cannot map %zu bytes at byte %llu", len, (unsigned long long)offset);
+    *out = (struct io_map){.data = (const uint8_t *)p + lead, .len = len, .base = p, .base_len = len + lead};
+    return OK;
+}
+
+void io_unmap(struct io_map *m)
+{
+    if (m->base)
+        munmap(m->base, m->base_len);
+    *m = (struct io_map){0};
+}
+
+void io_map_drop(const struct io_map *m, const void *p, size_t len)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = ((uintptr_t)p + page - 1) / page * page, end = ((uintptr_t)p + len) / page * page;
+    uintptr_t lo = (uintptr_t)m->base, hi = lo + m->base_len;
+    if (begin < end && begin >= lo && end <= hi)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+}
+
+uint64_t io_resident_bytes(void)
+{
+    char text[4096];
+    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = 0;
+    const char *p = strstr(text, "VmRSS:");
+    return p ? strtoull(p + 6, NULL, 10) * 1024 : 0;
+}

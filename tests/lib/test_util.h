@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Paths for tests. Committed data is in tests/data; other people's data is in ../shared, which a user does not have:
+ * tests that use it skip (exit status 77) with a line that says so.
+ */
+#ifndef KVASIR_TESTS_TEST_UTIL_H
+#define KVASIR_TESTS_TEST_UTIL_H
+
+#include <limits.h>
+#include <stdbool.h>
+
+#define TEST_SKIP 77
+
+/* Each returns out. */
+const char *test_data(const char *name, char out[PATH_MAX]);    /* tests/data/NAME */
+const char *test_shared(const char *name, char out[PATH_MAX]);  /* ../shared/NAME */
+const char *test_scratch(const char *name, char out[PATH_MAX]); /* a file name of this process's own under build/ */
+
+bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a line when not. */
+
+/* Built with ASan or TSan? Then sizes shrink and memory bounds are not compared. */
+bool test_sanitized(void);
+
+#endif
