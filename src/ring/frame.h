@@ -14,7 +14,7 @@
 #define FRAME_VERSION      1u
 #define FRAME_HEADER_BYTES 24u
 /* The largest payload: a step of BATCH_MAX_TOK rows of BATCH_MAX_EMBD floats would be 1 GiB; nobody needs that. */
-#define FRAME_MAX_PAYLOAD  (64u << 20)
+#define FRAME_MAX_PAYLOAD (64u << 20)
 
 enum frame_type {
     FRAME_HEARTBEAT = 1, /* empty; both ways on every link */
@@ -37,7 +37,16 @@ struct frame_header {
 
 void frame_header_put(uint8_t out[FRAME_HEADER_BYTES], const struct frame_header *h);
 /* ERR_PROTOCOL names what is wrong and both values (magic, version, type); ERR_LIMIT for the length. */
-enum err_code frame_header_get(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *out, struct err *e) KV_MUST_USE;
+enum err_code frame_header_get(const uint8_t in[FRAME_HEADER_BYTES], struct frame_header *out,
+                               struct err *e) KV_MUST_USE;
+
+/* Errors of the decoders below: ERR_FORMAT (cut short, or bytes left over, with the offset), ERR_LIMIT (a count over
+ * its limit), ERR_MISMATCH (row width), ERR_PROTOCOL (any other value). On failure nothing was written to the
+ * out-parameters. The encoders append a whole frame or nothing: ERR_NOMEM, ERR_LIMIT (payload too large), ERR_ARG
+ * (would be refused). */
+
+/* Copies n 32-bit words between host and wire order: reverses the bytes of each when swap (big-endian hosts). */
+void frame_words_copy(void *dst, const void *src, size_t n, bool swap);
 
 /* FRAME_STEP payload: u16 n_entries, u16 reserved 0, u32 n_tok, u32 n_embd (0: no rows), entries (u64 request id,
  * u64 prefix hash, u32 pos, u16 slot, u16 flags, u32 n_tok = 28 bytes), i32 tokens[n_tok], f32 rows[n_tok][n_embd].
@@ -46,7 +55,7 @@ enum err_code frame_step_put(struct buf *out, uint64_t step_id, const struct bat
                              struct err *e) KV_MUST_USE;
 /* Fills b within its capacities (ERR_LIMIT beyond). n_embd must equal b->n_embd when want_rows, else 0. Checks that the
  * entries' n_tok add up, flags are known, slots < n_slots, pos + n_tok <= n_ctx, tokens in [0, n_vocab), no slot
- * twice. */
+ * twice, no entry without tokens, a reset only at position 0. Rows may hold any bits. Sets n_results to 0. */
 struct frame_limits {
     uint32_t n_slots, n_ctx, n_vocab;
 };
@@ -54,13 +63,13 @@ enum err_code frame_step_get(const void *payload, size_t len, const struct frame
                              struct batch *b, struct err *e) KV_MUST_USE;
 
 /* FRAME_RESULT payload: u16 n, u16 reserved 0, then n times u64 request id, u32 pos, u16 slot, u16 reserved 0,
- * i32 token, f32 logprob. */
+ * i32 token, f32 logprob. n may be 0: the step is done and nobody wanted a sample. logprob is finite, pos <= n_ctx. */
 enum err_code frame_result_put(struct buf *out, uint64_t step_id, const struct batch *b, struct err *e) KV_MUST_USE;
 enum err_code frame_result_get(const void *payload, size_t len, const struct frame_limits *lim, struct batch *b,
                                struct err *e) KV_MUST_USE;
 
 /* FRAME_REQUEST payload: u16 slot, u16 reserved 0, then the fields of struct batch_sampling in order (u64, f32 x 6,
- * i32, u32). */
+ * i32, u32). All are finite; their ranges are the sampler's business. */
 enum err_code frame_request_put(struct buf *out, uint64_t request_id, uint32_t slot, const struct batch_sampling *s,
                                 struct err *e) KV_MUST_USE;
 enum err_code frame_request_get(const void *payload, size_t len, const struct frame_limits *lim, uint32_t *slot,
@@ -74,7 +83,8 @@ enum err_code frame_probe_put(struct buf *out, const struct frame_probe *p, stru
 enum err_code frame_probe_get(const void *payload, size_t len, struct frame_probe *out, struct err *e) KV_MUST_USE;
 
 /* FRAME_FAIL and FRAME_BYE payload: i32 code, u32 rank, u16 length of text (at most 255), UTF-8 text. Unknown codes
- * become ERR_PROTOCOL; control characters in the text become '?'. */
+ * become ERR_PROTOCOL; control characters and bytes that are not UTF-8 become '?'. The code may be OK (a BYE in order);
+ * a receiver of FAIL with OK treats it as ERR_PROTOCOL. */
 struct frame_fail {
     enum err_code code;
     uint32_t rank;
