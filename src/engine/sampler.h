@@ -24,7 +24,8 @@ enum err_code sampler_check(const struct batch_sampling *p, struct err *e) KV_MU
 
 /* Draws the token for position pos. logits: [n_vocab], not changed. history: the n_history tokens before pos, oldest
  * first (penalties look at the last penalty_last_n of them). Greedy takes the lowest id among equal maxima.
- * logprob: ln softmax of the raw logits at the token. ERR_NUMERIC when a logit is NaN or +inf, or all are -inf. */
+ * logprob: ln softmax of the raw logits at the token. ERR_NUMERIC when a logit is NaN or +inf, or all are -inf;
+ * ERR_ARG as sampler_check; ERR_RANGE when a token the penalties look at is not in the vocabulary. */
 enum err_code sampler_draw(struct sampler *s, const struct batch_sampling *p, const float *logits,
                            const int32_t *history, size_t n_history, uint32_t pos, int32_t *token, float *logprob,
                            struct err *e) KV_MUST_USE;
