@@ -13,6 +13,18 @@
 #define MANIFEST_VERSION   1u
 #define MANIFEST_MAX_RANKS 256u
 #define MANIFEST_MAX_BYTES (1u << 20)
+/* The largest values of the fields. Those of slots, batch and embd equal BATCH_MAX_*, which this room may not include.
+ */
+#define MANIFEST_MAX_BLOCKS 1024u
+#define MANIFEST_MAX_EMBD   65536u
+#define MANIFEST_MAX_VOCAB  (1u << 24)
+#define MANIFEST_MAX_CTX    (1u << 24)
+#define MANIFEST_MAX_SLOTS  1024u
+#define MANIFEST_MAX_BATCH  4096u
+/* n_batch rows of n_embd floats: what a frame carries, less room for entries and tokens. */
+#define MANIFEST_MAX_STEP_BYTES (63u << 20)
+/* Integers stay below 2^53, so that every JSON reader gets them right (RFC 7493 §2.2). */
+#define MANIFEST_MAX_INT   ((1ull << 53) - 1)
 #define MANIFEST_TEXT_SIZE 256 /* names, addresses, device names: at most 255 bytes */
 
 /* How boundaries travel. */
@@ -23,8 +35,8 @@ enum manifest_dial { MANIFEST_DIAL_PREDECESSOR, MANIFEST_DIAL_SUCCESSOR, MANIFES
 
 struct manifest_rank {
     struct key_public key;
-    uint32_t first, end; /* window [first, end) */
-    enum manifest_dial dial; /* of the edge from this rank to the next */
+    uint32_t first, end;             /* window [first, end) */
+    enum manifest_dial dial;         /* of the edge from this rank to the next */
     char addr[MANIFEST_TEXT_SIZE];   /* "host:port" where it listens; "" when nothing can dial it */
     char device[MANIFEST_TEXT_SIZE]; /* "cpu", "vulkan0", ... */
     uint64_t weight_bytes, kv_bytes; /* what the plan reckoned with; 0 unknown */
@@ -35,12 +47,12 @@ struct manifest {
     uint8_t ring_id[DIGEST_BYTES];
     uint8_t model_id[DIGEST_BYTES];
     char model_name[MANIFEST_TEXT_SIZE]; /* for people */
-    uint32_t n_blocks;  /* trunk blocks of the model; the windows tile [0, n_blocks) */
-    uint32_t n_embd;    /* width of a boundary row */
+    uint32_t n_blocks;                   /* trunk blocks of the model; the windows tile [0, n_blocks) */
+    uint32_t n_embd;                     /* width of a boundary row */
     uint32_t n_vocab;
-    uint32_t n_ctx;     /* positions per slot */
-    uint32_t n_slots;   /* sequences at once */
-    uint32_t n_batch;   /* most tokens in one step */
+    uint32_t n_ctx;   /* positions per slot */
+    uint32_t n_slots; /* sequences at once */
+    uint32_t n_batch; /* most tokens in one step */
     enum manifest_wire wire;
     uint32_t n_ranks;
     struct manifest_rank *ranks; /* owned */

@@ -7,6 +7,9 @@
  */
 #include "ring/frame.h"
 
+#include "base/text.h"
+#include "plan/manifest.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -27,6 +30,12 @@
 #endif
 
 _Static_assert(sizeof(float) == 4 && sizeof(int32_t) == 4, "tokens and rows travel as 32-bit words");
+_Static_assert(MANIFEST_MAX_SLOTS == BATCH_MAX_SLOTS && MANIFEST_MAX_BATCH == BATCH_MAX_TOK &&
+                   MANIFEST_MAX_EMBD == BATCH_MAX_EMBD,
+               "a manifest that passes its check can be served");
+_Static_assert(MANIFEST_MAX_STEP_BYTES + STEP_FIXED_BYTES + BATCH_MAX_ENTRIES * STEP_ENTRY_BYTES + BATCH_MAX_TOK * 4 <=
+                   FRAME_MAX_PAYLOAD,
+               "the rows of a full step fit into a frame");
 
 void frame_header_put(uint8_t out[FRAME_HEADER_BYTES], const struct frame_header *h)
 {
@@ -484,27 +493,6 @@ enum err_code frame_fail_put(struct buf *out, enum frame_type type, uint64_t ste
     return OK;
 }
 
-/* Length of the printable UTF-8 character at p, 0 when there is none: control characters (C0, DEL, C1), overlong forms,
- * surrogates, values over U+10FFFF and cut sequences (RFC 3629 §4). */
-static size_t utf8_printable(const uint8_t *p, size_t left)
-{
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (p[0] < 0x80)
-        return p[0] >= 0x20 && p[0] != 0x7f;
-    size_t n = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    uint32_t v = p[0] & (0x7fu >> n);
-    if (p[0] < 0xc2 || p[0] > 0xf4 || n > left)
-        return 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-        v = v << 6 | (p[i] & 0x3f);
-    }
-    if (v < smallest[n] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000) || (v >= 0x80 && v < 0xa0))
-        return 0;
-    return n;
-}
-
 enum err_code frame_fail_get(const void *payload, size_t len, struct frame_fail *out, struct err *e)
 {
     struct cursor c = cursor_of(payload, len);
@@ -518,13 +506,6 @@ enum err_code frame_fail_get(const void *payload, size_t len, struct frame_fail 
     if (rc != OK)
         return rc;
     *out = (struct frame_fail){.code = err_known(code) ? (enum err_code)code : ERR_PROTOCOL, .rank = rank};
-    for (size_t i = 0; i < n;) {
-        size_t k = utf8_printable(text + i, n - i);
-        if (k == 0)
-            out->text[i] = '?';
-        else
-            memcpy(out->text + i, text + i, k);
-        i += k ? k : 1;
-    }
+    text_clean(text, n, out->text, sizeof out->text);
     return OK;
 }
