@@ -41,12 +41,17 @@ struct link_callbacks {
     void (*on_down)(void *ctx, enum err_code code, const char *text);
 };
 
-/* Dials "host:port", authenticates, compares. Until the deadline; may be repeated. Errors: as net_tcp_connect; ERR_AUTH
- * (the peer is not `expected`), ERR_MISMATCH, ERR_PROTOCOL, ERR_UNSUPPORTED (version); what the peer refused with has
- * its code and "refused by the peer: " before its text. */
-enum err_code link_dial(const char *addr, uint64_t deadline_ns, const struct key_secret *secret,
-                        const struct handshake_hello *mine, const struct key_public *expected, struct link **out,
-                        struct err *e) KV_MUST_USE;
+/* Dials, authenticates, compares, all until the deadline; may be repeated. Errors: as net_tcp_connect; ERR_AUTH (the peer
+ * is not `expected`), ERR_MISMATCH, ERR_PROTOCOL, ERR_UNSUPPORTED (version); what the peer refused with has its code and
+ * "refused by the peer: " before its text. */
+struct link_dial_config {
+    const char *addr; /* "host:port" */
+    uint64_t deadline_ns;
+    const struct key_secret *secret;
+    const struct handshake_hello *mine;
+    const struct key_public *expected;
+};
+enum err_code link_dial(const struct link_dial_config *config, struct link **out, struct err *e) KV_MUST_USE;
 
 /* Attaches the callbacks (copied) and starts the threads. opt may be NULL. On failure no callback was or will be called
  * and the link still has to be closed. */
