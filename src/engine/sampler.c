@@ -300,7 +300,7 @@ enum err_code sampler_draw(struct sampler *s, const struct batch_sampling *p, co
                            const int32_t *history, size_t n_history, uint32_t pos, int32_t *token, float *logprob,
                            struct err *e)
 {
-    float max;
+    float max = 0;
     enum err_code rc = sampler_check(p, e);
     if (rc == OK)
         rc = scan(s, logits, pos, &max, e);

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+#include "engine/backend.h"
+
+#include <ggml-cpu.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void load_plugins(void)
+{
+    ggml_backend_load_all();
+}
+
+enum err_code backend_library_init(struct err *e)
+{
+    pthread_once(&once, load_plugins);
+    if (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU))
+        return err_set(e, ERR_NOT_FOUND, "ggml has no CPU backend here: install Debian's libggml0 (0.27 or newer)");
+    return OK;
+}
+
+static const char *kind_name(enum ggml_backend_dev_type t)
+{
+    switch (t) {
+    case GGML_BACKEND_DEVICE_TYPE_CPU:
+        return "cpu";
+    case GGML_BACKEND_DEVICE_TYPE_GPU:
+        return "gpu";
+    case GGML_BACKEND_DEVICE_TYPE_IGPU:
+        return "igpu";
+    default:
+        return "accel";
+    }
+}
+
+size_t backend_count(void)
+{
+    return ggml_backend_dev_count();
+}
+
+bool backend_describe(size_t i, struct backend_info *out)
+{
+    if (i >= ggml_backend_dev_count())
+        return false;
+    ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+    *out = (struct backend_info){.name = ggml_backend_dev_name(dev),
+                                 .description = ggml_backend_dev_description(dev),
+                                 .kind = kind_name(ggml_backend_dev_type(dev))};
+    ggml_backend_dev_memory(dev, &out->free_bytes, &out->total_bytes);
+    return true;
+}
+
+static ggml_backend_dev_t find(const char *name)
+{
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+        if (strcasecmp(ggml_backend_dev_name(dev), name) == 0)
+            return dev;
+    }
+    return NULL;
+}
+
+static enum err_code unknown_device(const char *name, struct err *e)
+{
+    char list[160] = "";
+    size_t n = 0;
+    for (size_t i = 0; i < ggml_backend_dev_count() && n < sizeof list; i++)
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? " " : "",
+                              ggml_backend_dev_name(ggml_backend_dev_get(i)));
+    return err_set(e, ERR_NOT_FOUND, "there is no device '%s'; this machine has: %s", name, list);
+}
+
+/* A thread pool of our own: without one ggml makes and frees a pool for every graph. */
+static enum err_code set_threads(struct backend *b, uint32_t n_threads, struct err *e)
+{
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(b->dev);
+    struct ggml_threadpool *(*pool_new)(struct ggml_threadpool_params *) = NULL;
+    void (*set_pool)(ggml_backend_t, ggml_threadpool_t) = NULL;
+    *(void **)&pool_new = ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new");
+    *(void **)&b->pool_free = ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free");
+    *(void **)&set_pool = ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_threadpool");
+    ggml_backend_set_n_threads_t set_n =
+        (ggml_backend_set_n_threads_t)(void (*)(void))ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+    if (set_n)
+        set_n(b->be, (int)n_threads);
+    if (!pool_new || !b->pool_free || !set_pool)
+        return OK; /* slower, not wrong */
+    struct ggml_threadpool_params params = ggml_threadpool_params_default((int)n_threads);
+    b->pool = pool_new(&params);
+    if (!b->pool)
+        return err_set(e, ERR_NOMEM, "cannot start %u compute threads", n_threads);
+    set_pool(b->be, b->pool);
+    return OK;
+}
+
+enum err_code backend_open(const char *name, uint32_t n_threads, struct backend *out, struct err *e)
+{
+    struct backend b = {0};
+    enum err_code rc = backend_library_init(e);
+    if (rc != OK)
+        return rc;
+    if (n_threads < 1 || n_threads > 512)
+        return err_set(e, ERR_ARG, "%u compute threads: 1 to 512 are possible", n_threads);
+    b.dev = find(name);
+    if (!b.dev)
+        return unknown_device(name, e);
+    if (ggml_backend_dev_type(b.dev) != GGML_BACKEND_DEVICE_TYPE_CPU)
+        return err_set(e, ERR_UNSUPPORTED, "the device '%s' cannot run a stage yet: only cpu can", name);
+    b.be = ggml_backend_dev_init(b.dev, NULL);
+    if (!b.be)
+        return err_set(e, ERR_DEVICE, "the device '%s' does not start", name);
+    rc = set_threads(&b, n_threads, e);
+    if (rc != OK) {
+        backend_close(&b);
+        return rc;
+    }
+    ggml_backend_dev_get_extra_bufts_t extra =
+        (ggml_backend_dev_get_extra_bufts_t)(void (*)(void))ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(b.dev), "ggml_backend_dev_get_extra_bufts");
+    b.extra = extra ? extra(b.dev) : NULL;
+    *out = b;
+    return OK;
+}
+
+void backend_close(struct backend *b)
+{
+    if (b->be)
+        ggml_backend_free(b->be);
+    if (b->pool)
+        b->pool_free(b->pool);
+    *b = (struct backend){0};
+}
+
+void backend_cpu_features(char *out, size_t size)
+{
+    size_t n = 0;
+    if (size > 0)
+        out[0] = 0;
+    ggml_backend_dev_t dev = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (!dev)
+        return;
+    ggml_backend_get_features_t get = (ggml_backend_get_features_t)(void (*)(void))ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(dev), "ggml_backend_get_features");
+    for (struct ggml_backend_feature *f = get ? get(ggml_backend_dev_backend_reg(dev)) : NULL; f && f->name && n < size;
+         f++)
+        n += (size_t)snprintf(out + n, size - n, "%s%s", n ? " " : "", f->name);
+}

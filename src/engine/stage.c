@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Opens a window and runs steps over it: owns the backend, weights, caches, the graph in use and what each slot holds.
+ */
+#include "engine/stage.h"
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "engine/arch.h"
+#include "engine/backend.h"
+#include "engine/sampler.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KV_STEP 256u /* attention looks at a multiple of this many cells, so that one graph serves many steps */
+
+/* What a slot holds: tokens[0..n) and the hash of every prefix. */
+struct slot {
+    int32_t *tokens; /* [n_ctx] */
+    uint64_t *hash;  /* [n_ctx + 1] */
+    uint32_t n;
+    struct batch_sampling sampling;
+};
+
+struct stage {
+    struct stage_params p;
+    struct stage_info info;
+    struct hparams h;
+    const struct arch *arch;
+    struct backend be;
+    struct weights *weights;
+    struct arch_block *blocks; /* [end - first] */
+    struct ggml_tensor *token_embd, *output_norm, *output, *output_b, *rope_factors;
+    struct kv kv;
+    struct sampler *sampler;
+    struct slot *slots;
+
+    /* the graph in use, and the form it was built for */
+    ggml_backend_sched_t sched;
+    struct ggml_context *ctx;
+    size_t max_nodes;
+    struct graph g;
+    struct graph_entry *entries, *built; /* [n_slots]: of this step, of the graph */
+    uint32_t n_built, n_built_tok, n_built_out;
+    bool have_graph;
+    struct ggml_tensor *in_tokens, *in_rows, *out_ids, *out;
+
+    /* host side of the inputs */
+    int32_t *pos, *ids; /* [n_batch] */
+    int64_t *cells;     /* [n_batch] */
+    ggml_fp16_t *mask;  /* [n_ctx] */
+    float *logits;      /* [n_vocab, max rows], only where the device's memory is not the host's */
+    const float *last_logits;
+    uint32_t n_logits, max_out;
+};
+
+static bool is_first(const struct stage *s)
+{
+    return s->info.first == 0;
+}
+
+static bool is_last(const struct stage *s)
+{
+    return s->info.end == s->info.n_block;
+}
+
+const struct stage_info *stage_info(const struct stage *s)
+{
+    return &s->info;
+}
+
+uint32_t stage_slot_tokens(const struct stage *s, uint32_t slot)
+{
+    return slot < s->p.n_slots ? s->slots[slot].n : 0;
+}
+
+const float *stage_logits(const struct stage *s, uint32_t *n_rows)
+{
+    *n_rows = s->n_logits;
+    return s->n_logits ? s->last_logits : NULL;
+}
+
+/* --- the graph ---------------------------------------------------------------------------------------------------- */
+
+static struct ggml_tensor *input(struct stage *s, enum ggml_type type, int64_t ne0, int64_t ne1, const char *name)
+{
+    struct ggml_tensor *t = ggml_new_tensor_2d(s->ctx, type, ne0, ne1);
+    ggml_set_input(t);
+    ggml_set_name(t, name);
+    return t;
+}
+
+/* Builds the graph of the given form into s->ctx: n_out rows leave the last stage. */
+static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t n_out)
+{
+    struct graph *g = &s->g;
+    ggml_reset(s->ctx);
+    g->gf = ggml_new_graph_custom(s->ctx, s->max_nodes, false);
+    g->n_tok = n_tok;
+    g->n_entries = n_entries;
+    g->entries = s->entries;
+    g->pos = input(s, GGML_TYPE_I32, n_tok, 1, "pos");
+    g->cells = input(s, GGML_TYPE_I64, n_tok, 1, "cells");
+    for (uint32_t i = 0; i < n_entries; i++)
+        g->masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_kv, s->entries[i].n_tok, "mask");
+
+    struct ggml_tensor *x;
+    s->in_tokens = s->in_rows = s->out_ids = s->out = NULL;
+    if (is_first(s)) {
+        s->in_tokens = input(s, GGML_TYPE_I32, n_tok, 1, "tokens");
+        x = ggml_get_rows(s->ctx, s->token_embd, s->in_tokens); /* [E, n_tok] f32 */
+    } else {
+        x = s->in_rows = input(s, GGML_TYPE_F32, s->h.n_embd, n_tok, "rows");
+    }
+    for (uint32_t il = s->info.first; il < s->info.end; il++)
+        x = s->arch->build(g, il, &s->blocks[il - s->info.first], x);
+
+    if (is_last(s)) {
+        if (n_out == 0)
+            return; /* the caches are filled, nothing leaves */
+        if (n_out < n_tok) {
+            s->out_ids = input(s, GGML_TYPE_I32, n_out, 1, "out_ids");
+            x = ggml_get_rows(s->ctx, x, s->out_ids);
+        }
+        x = graph_linear(g, s->output, s->output_b, graph_rms_norm(g, x, s->output_norm)); /* [V, n_out] */
+    }
+    ggml_set_output(x);
+    s->out = x;
+    ggml_build_forward_expand(g->gf, x);
+}
+
+static bool same_form(const struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t n_out)
+{
+    return s->have_graph && s->n_built == n_entries && s->n_built_tok == n_tok && s->n_built_out == n_out &&
+           memcmp(s->built, s->entries, n_entries * sizeof *s->built) == 0;
+}
+
+static enum err_code prepare_graph(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t n_out, struct err *e)
+{
+    if (same_form(s, n_entries, n_tok, n_out))
+        return OK;
+    s->have_graph = false;
+    build(s, n_entries, n_tok, n_out);
+    ggml_backend_sched_reset(s->sched);
+    if (!ggml_backend_sched_alloc_graph(s->sched, s->g.gf))
+        return err_set(e, ERR_NOMEM, "out of memory for a step of %u tokens in %u sequences", n_tok, n_entries);
+    memcpy(s->built, s->entries, n_entries * sizeof *s->built);
+    s->n_built = n_entries;
+    s->n_built_tok = n_tok;
+    s->n_built_out = n_out;
+    s->have_graph = true;
+    return OK;
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------- */
+
+static enum err_code entry_check(const struct stage *s, const struct batch *b, const struct batch_entry *en,
+                                 struct err *e)
+{
+    if (en->slot >= s->p.n_slots)
+        return err_set(e, ERR_RANGE, "slot %u of %u", en->slot, s->p.n_slots);
+    if (en->n_tok == 0 || en->n_tok > b->n_tok)
+        return err_set(e, ERR_RANGE, "an entry of %u tokens in a step of %u", en->n_tok, b->n_tok);
+    if (en->pos > s->p.n_ctx || en->n_tok > s->p.n_ctx - en->pos)
+        return err_set(e, ERR_LIMIT, "positions %u..%u are beyond the context of %u", en->pos, en->pos + en->n_tok,
+                       s->p.n_ctx);
+    const struct slot *sl = &s->slots[en->slot];
+    if (en->flags & BATCH_RESET) {
+        if (en->pos != 0)
+            return err_set(e, ERR_RANGE, "a reset slot begins at position 0, not %u", en->pos);
+    } else if (en->flags & BATCH_TRUNCATE ? en->pos > sl->n : en->pos != sl->n) {
+        return err_set(e, ERR_STALE, "slot %u holds %u tokens, the step goes on at %u", en->slot, sl->n, en->pos);
+    }
+    uint64_t mine = en->pos == 0 ? HASH_PREFIX_EMPTY : sl->hash[en->pos];
+    if (mine != en->prefix_hash)
+        return err_set(e, ERR_STALE, "slot %u holds other tokens before position %u", en->slot, en->pos);
+    return OK;
+}
+
+static enum err_code step_check(const struct stage *s, const struct batch *b, struct err *e)
+{
+    uint32_t sum = 0;
+    if (b->n_tok == 0 || b->n_tok > s->p.n_batch)
+        return err_set(e, ERR_LIMIT, "a step of %u tokens; 1 to %u are possible", b->n_tok, s->p.n_batch);
+    if (b->n_entries == 0 || b->n_entries > s->p.n_slots)
+        return err_set(e, ERR_LIMIT, "a step of %u sequences; 1 to %u are possible", b->n_entries, s->p.n_slots);
+    if (b->n_embd != s->h.n_embd)
+        return err_set(e, ERR_MISMATCH, "rows of %u values, this model has %u", b->n_embd, s->h.n_embd);
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        enum err_code rc = entry_check(s, b, &b->entries[i], e);
+        if (rc != OK)
+            return rc;
+        sum += b->entries[i].n_tok;
+        if (sum > b->n_tok)
+            break;
+        for (uint32_t k = 0; k < i; k++) {
+            if (b->entries[k].slot == b->entries[i].slot)
+                return err_set(e, ERR_RANGE, "slot %u is twice in one step", b->entries[i].slot);
+        }
+    }
+    if (sum != b->n_tok)
+        return err_set(e, ERR_RANGE, "the entries do not add up to the step's %u tokens", b->n_tok);
+    for (uint32_t i = 0; i < b->n_tok; i++) {
+        if (b->tokens[i] < 0 || (uint32_t)b->tokens[i] >= s->h.n_vocab)
+            return err_set(e, ERR_RANGE, "token %d is not in the vocabulary of %u", b->tokens[i], s->h.n_vocab);
+    }
+    return OK;
+}
+
+/* Fills s->entries and the host side of the inputs; *n_out: rows that leave the last stage. */
+static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
+{
+    uint32_t tok = 0, out = 0;
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *en = &b->entries[i];
+        uint32_t n_kv = (en->pos + en->n_tok + KV_STEP - 1) / KV_STEP * KV_STEP;
+        s->entries[i] = (struct graph_entry){.slot = en->slot, .n_tok = en->n_tok,
+                                             .n_kv = n_kv < s->p.n_ctx ? n_kv : s->p.n_ctx};
+        for (uint32_t k = 0; k < en->n_tok; k++, tok++) {
+            s->pos[tok] = (int32_t)(en->pos + k);
+            s->cells[tok] = (int64_t)en->slot * s->p.n_ctx + en->pos + k;
+            if (s->p.all_logits)
+                s->ids[out++] = (int32_t)tok;
+        }
+        if (!s->p.all_logits && (en->flags & BATCH_SAMPLE))
+            s->ids[out++] = (int32_t)tok - 1;
+    }
+    *n_out = is_last(s) ? out : 0;
+}
+
+static void set_masks(struct stage *s, const struct batch *b)
+{
+    const ggml_fp16_t open = ggml_fp32_to_fp16(0.0f), shut = ggml_fp32_to_fp16(-INFINITY);
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        uint32_t n_kv = s->entries[i].n_kv;
+        for (uint32_t c = 0; c < n_kv; c++)
+            s->mask[c] = c < b->entries[i].pos ? open : shut;
+        for (uint32_t k = 0; k < b->entries[i].n_tok; k++) {
+            s->mask[b->entries[i].pos + k] = open; /* a token sees itself and what was before it */
+            ggml_backend_tensor_set(s->g.masks[i], s->mask, k * n_kv * sizeof *s->mask, n_kv * sizeof *s->mask);
+        }
+    }
+}
+
+static void set_inputs(struct stage *s, const struct batch *b, uint32_t n_out)
+{
+    ggml_backend_tensor_set(s->g.pos, s->pos, 0, b->n_tok * sizeof *s->pos);
+    ggml_backend_tensor_set(s->g.cells, s->cells, 0, b->n_tok * sizeof *s->cells);
+    set_masks(s, b);
+    if (s->in_tokens)
+        ggml_backend_tensor_set(s->in_tokens, b->tokens, 0, b->n_tok * sizeof *b->tokens);
+    if (s->in_rows)
+        ggml_backend_tensor_set(s->in_rows, b->rows, 0, (size_t)b->n_tok * b->n_embd * sizeof *b->rows);
+    if (s->out_ids)
+        ggml_backend_tensor_set(s->out_ids, s->ids, 0, n_out * sizeof *s->ids);
+}
+
+static enum err_code get_outputs(struct stage *s, struct batch *b, uint32_t n_out, struct err *e)
+{
+    s->n_logits = 0;
+    if (!s->out)
+        return OK;
+    if (!is_last(s)) {
+        ggml_backend_tensor_get(s->out, b->rows, 0, (size_t)b->n_tok * b->n_embd * sizeof *b->rows);
+        return OK;
+    }
+    if (ggml_backend_buffer_is_host(s->out->buffer)) {
+        s->last_logits = s->out->data;
+    } else {
+        if (!s->logits)
+            s->logits = malloc((size_t)s->max_out * s->h.n_vocab * sizeof *s->logits);
+        if (!s->logits)
+            return err_set(e, ERR_NOMEM, "out of memory for the logits");
+        ggml_backend_tensor_get(s->out, s->logits, 0, (size_t)n_out * s->h.n_vocab * sizeof *s->logits);
+        s->last_logits = s->logits;
+    }
+    s->n_logits = n_out;
+    return OK;
+}
+
+/* The slots now hold the step's tokens. */
+static void remember(struct stage *s, const struct batch *b)
+{
+    const int32_t *t = b->tokens;
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *en = &b->entries[i];
+        struct slot *sl = &s->slots[en->slot];
+        sl->n = en->pos;
+        for (uint32_t k = 0; k < en->n_tok; k++, sl->n++) {
+            sl->tokens[sl->n] = *t++;
+            sl->hash[sl->n + 1] = hash_prefix(sl->hash[sl->n], sl->tokens[sl->n]);
+        }
+    }
+}
+
+static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
+{
+    uint32_t row = 0, tok = 0;
+    b->n_results = 0;
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *en = &b->entries[i];
+        tok += en->n_tok;
+        if (!(en->flags & BATCH_SAMPLE))
+            continue;
+        const struct slot *sl = &s->slots[en->slot];
+        const float *logits = s->last_logits + (size_t)(s->p.all_logits ? tok - 1 : row) * s->h.n_vocab;
+        struct batch_result *r = &b->results[b->n_results];
+        enum err_code rc = sampler_draw(s->sampler, &sl->sampling, logits, sl->tokens, sl->n, sl->n, &r->token,
+                                        &r->logprob, e);
+        if (rc != OK)
+            return rc;
+        r->request_id = en->request_id;
+        r->slot = en->slot;
+        r->pos = sl->n;
+        b->n_results++;
+        row++;
+    }
+    return OK;
+}
+
+enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
+{
+    uint32_t n_out;
+    b->n_results = 0;
+    enum err_code rc = step_check(s, b, e);
+    if (rc != OK)
+        return rc;
+    describe(s, b, &n_out);
+    rc = prepare_graph(s, b->n_entries, b->n_tok, n_out, e);
+    if (rc != OK)
+        return rc;
+    for (uint32_t i = 0; i < b->n_entries; i++) /* until it has succeeded, only what was before counts */
+        s->slots[b->entries[i].slot].n = b->entries[i].pos;
+    set_inputs(s, b, n_out);
+    enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->g.gf);
+    if (st != GGML_STATUS_SUCCESS)
+        return err_set(e, ERR_DEVICE, "the device %s failed to compute a step (%s)", ggml_backend_dev_name(s->be.dev),
+                       ggml_status_to_string(st));
+    rc = get_outputs(s, b, n_out, e);
+    if (rc != OK)
+        return rc;
+    remember(s, b);
+    return is_last(s) ? sample(s, b, e) : OK;
+}
+
+enum err_code stage_sampling(struct stage *s, uint32_t slot, const struct batch_sampling *p, struct err *e)
+{
+    if (slot >= s->p.n_slots)
+        return err_set(e, ERR_RANGE, "slot %u of %u", slot, s->p.n_slots);
+    enum err_code rc = sampler_check(p, e);
+    if (rc == OK)
+        s->slots[slot].sampling = *p;
+    return rc;
+}
+
+/* --- opening ------------------------------------------------------------------------------------------------------ */
+
+static enum err_code params_check(struct stage *s, struct err *e)
+{
+    struct stage_params *p = &s->p;
+    if (!p->device)
+        p->device = "cpu";
+    if (p->end == 0)
+        p->end = s->h.n_block;
+    if (p->n_batch == 0)
+        p->n_batch = STAGE_DEFAULT_BATCH;
+    if (p->first >= p->end || p->end > s->h.n_block)
+        return err_set(e, ERR_RANGE, "the window [%u,%u) is not within the model's %u blocks", p->first, p->end,
+                       s->h.n_block);
+    if (p->n_ctx < 1 || p->n_ctx > 1u << 24)
+        return err_set(e, ERR_RANGE, "a context of %u positions; 1 to %u are possible", p->n_ctx, 1u << 24);
+    if (p->n_slots < 1 || p->n_slots > BATCH_MAX_ENTRIES)
+        return err_set(e, ERR_RANGE, "%u slots; 1 to %u are possible", p->n_slots, BATCH_MAX_ENTRIES);
+    if (p->n_batch > BATCH_MAX_TOK)
+        return err_set(e, ERR_RANGE, "steps of %u tokens; 1 to %u are possible", p->n_batch, BATCH_MAX_TOK);
+    if (p->n_batch < p->n_slots)
+        p->n_batch = p->n_slots;
+    s->info = (struct stage_info){.first = p->first, .end = p->end, .n_block = s->h.n_block, .n_embd = s->h.n_embd,
+                                  .n_vocab = s->h.n_vocab};
+    return OK;
+}
+
+static enum err_code load_weights(struct stage *s, const struct gguf *g, struct err *e)
+{
+    uint32_t n = s->info.end - s->info.first;
+    int64_t embd = s->h.n_embd, vocab = s->h.n_vocab;
+    enum err_code rc = weights_new(g, (size_t)n * 32 + 16, &s->weights, e);
+    if (rc != OK)
+        return rc;
+    struct weights *w = s->weights;
+    struct weight_spec table = {.use = WEIGHT_GET_ROWS, .ne = {embd, vocab}};
+    if (is_first(s))
+        s->token_embd = weights_declare(w, "token_embd.weight", table);
+    s->rope_factors = weights_declare(
+        w, "rope_freqs.weight", (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {s->h.n_rot / 2, 0}});
+    for (uint32_t i = 0; i < n; i++)
+        s->arch->declare(w, &s->h, s->info.first + i, &s->blocks[i]);
+    if (is_last(s)) {
+        struct weight_spec head = {.use = WEIGHT_MUL_MAT, .optional = true, .ne = {embd, vocab}};
+        s->output_norm =
+            weights_declare(w, "output_norm.weight", (struct weight_spec){.use = WEIGHT_ELEMENT, .ne = {embd, 0}});
+        s->output = weights_declare(w, "output.weight", head);
+        if (!s->output) { /* tied: the embedding table is the head */
+            head.optional = false;
+            s->output = weights_declare(w, "token_embd.weight", head);
+        }
+        s->output_b = weights_declare(
+            w, "output.bias", (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {vocab, 0}});
+    }
+    rc = weights_load(w, &s->be, !s->p.no_repack, e);
+    s->info.weight_bytes = weights_bytes(w);
+    s->info.repacked_bytes = weights_repacked_bytes(w);
+    return rc;
+}
+
+static enum err_code make_slots(struct stage *s, struct err *e)
+{
+    const struct stage_params *p = &s->p;
+    s->slots = calloc(p->n_slots, sizeof *s->slots);
+    for (uint32_t i = 0; s->slots && i < p->n_slots; i++) {
+        s->slots[i].tokens = malloc(p->n_ctx * sizeof *s->slots[i].tokens);
+        s->slots[i].hash = malloc(((size_t)p->n_ctx + 1) * sizeof *s->slots[i].hash);
+        if (!s->slots[i].tokens || !s->slots[i].hash)
+            return err_set(e, ERR_NOMEM, "out of memory for %u slots", p->n_slots);
+        s->slots[i].hash[0] = HASH_PREFIX_EMPTY;
+        s->slots[i].sampling = (struct batch_sampling){.top_p = 1, .repeat_penalty = 1};
+    }
+    s->entries = calloc(p->n_slots, sizeof *s->entries);
+    s->built = calloc(p->n_slots, sizeof *s->built);
+    s->g.masks = calloc(p->n_slots, sizeof(struct ggml_tensor *));
+    s->pos = malloc(p->n_batch * sizeof *s->pos);
+    s->ids = malloc(p->n_batch * sizeof *s->ids);
+    s->cells = malloc(p->n_batch * sizeof *s->cells);
+    s->mask = malloc(p->n_ctx * sizeof *s->mask);
+    if (!s->slots || !s->entries || !s->built || !s->g.masks || !s->pos || !s->ids || !s->cells || !s->mask)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    return OK;
+}
+
+/* Reserves compute memory for the largest step: n_batch tokens at the end of a full context. */
+static enum err_code make_graphs(struct stage *s, struct err *e)
+{
+    s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(s->p.n_slots);
+    s->max_out = s->p.all_logits ? s->p.n_batch : s->p.n_slots;
+    size_t size = s->max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(s->max_nodes, false);
+    s->ctx = ggml_init((struct ggml_init_params){.mem_size = size, .no_alloc = true});
+    /* the scheduler counts leaves as well as nodes */
+    s->sched = ggml_backend_sched_new(&s->be.be, NULL, 1, s->max_nodes * 2, false, false);
+    if (!s->ctx || !s->sched)
+        return err_set(e, ERR_NOMEM, "out of memory for graphs of %zu nodes", s->max_nodes);
+    s->g.h = &s->h;
+    s->g.kv = &s->kv;
+    s->g.ctx = s->ctx;
+    s->g.rope_factors = s->rope_factors;
+
+    uint32_t n_tok = s->p.n_batch < s->p.n_ctx ? s->p.n_batch : s->p.n_ctx;
+    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok, .n_kv = s->p.n_ctx};
+    build(s, 1, n_tok, is_last(s) ? (s->max_out < n_tok ? s->max_out : n_tok) : 0);
+    if (!ggml_backend_sched_reserve(s->sched, s->g.gf))
+        return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens; ask for smaller ones", n_tok);
+    s->info.compute_bytes = ggml_backend_sched_get_buffer_size(s->sched, s->be.be);
+    s->info.kv_bytes = kv_bytes(&s->kv);
+    return OK;
+}
+
+static enum err_code open_all(struct stage *s, const struct gguf *g, struct err *e)
+{
+    enum err_code rc = hparams_read(g, &s->h, e);
+    if (rc == OK)
+        rc = arch_find(s->h.arch, &s->arch, e);
+    if (rc == OK)
+        rc = s->arch->check(g, &s->h, e);
+    if (rc == OK)
+        rc = params_check(s, e);
+    if (rc != OK)
+        return rc;
+    s->blocks = calloc(s->info.end - s->info.first, sizeof *s->blocks);
+    if (!s->blocks)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    rc = backend_open(s->p.device, s->p.n_threads, &s->be, e);
+    if (rc == OK)
+        rc = load_weights(s, g, e);
+    if (rc == OK)
+        rc = kv_init(&s->kv, &s->be, &s->h, s->info.first, s->info.end, s->p.n_ctx, s->p.n_slots, s->p.kv_type, e);
+    if (rc == OK)
+        rc = make_slots(s, e);
+    if (rc == OK)
+        rc = make_graphs(s, e);
+    if (rc == OK && is_last(s))
+        rc = sampler_new(s->h.n_vocab, &s->sampler, e);
+    return rc;
+}
+
+enum err_code stage_open(const struct gguf *g, const struct stage_params *p, struct stage **out, struct err *e)
+{
+    struct stage *s = calloc(1, sizeof *s);
+    if (!s)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    s->p = *p;
+    enum err_code rc = open_all(s, g, e);
+    if (rc != OK) {
+        stage_close(s);
+        return rc;
+    }
+    s->p.device = NULL; /* was the caller's */
+    log_info("stage", "window=[%u,%u) weights=%llu repacked=%llu kv=%llu compute=%llu", s->info.first, s->info.end,
+             (unsigned long long)s->info.weight_bytes, (unsigned long long)s->info.repacked_bytes,
+             (unsigned long long)s->info.kv_bytes, (unsigned long long)s->info.compute_bytes);
+    *out = s;
+    return OK;
+}
+
+void stage_close(struct stage *s)
+{
+    if (!s)
+        return;
+    sampler_free(s->sampler);
+    if (s->sched)
+        ggml_backend_sched_free(s->sched);
+    if (s->ctx)
+        ggml_free(s->ctx);
+    kv_fini(&s->kv);
+    weights_free(s->weights);
+    backend_close(&s->be);
+    for (uint32_t i = 0; s->slots && i < s->p.n_slots; i++) {
+        free(s->slots[i].tokens);
+        free(s->slots[i].hash);
+    }
+    free(s->slots);
+    free(s->entries);
+    free(s->built);
+    free(s->g.masks);
+    free(s->pos);
+    free(s->ids);
+    free(s->cells);
+    free(s->mask);
+    free(s->logits);
+    free(s->blocks);
+    hparams_fini(&s->h);
+    free(s);
+}

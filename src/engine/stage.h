@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A stage: one loaded window [first, end) of a model with its caches, ready to run steps. The first stage looks tokens
+ * up, the last one norms, projects and samples; a stage may be both. Knows nothing of rings.
+ *
+ * A struct stage belongs to one thread (the compute thread); stage_info may be read by others after stage_open.
+ */
+#ifndef KVASIR_ENGINE_STAGE_H
+#define KVASIR_ENGINE_STAGE_H
+
+#include "batch/batch.h"
+#include "engine/kv.h"
+#include "model/gguf.h"
+
+#define STAGE_DEFAULT_BATCH 512u
+
+struct stage; /* opaque */
+
+struct stage_params {
+    uint32_t first, end; /* window; end 0: to the last block */
+    uint32_t n_ctx;      /* positions per slot */
+    uint32_t n_slots;    /* sequences at once */
+    uint32_t n_batch;    /* most tokens of one step; 0: STAGE_DEFAULT_BATCH, at most BATCH_MAX_TOK */
+    uint32_t n_threads;
+    enum kv_type kv_type;
+    const char *device; /* NULL: "cpu" */
+    bool no_repack;     /* keep weights as they are in the file */
+    bool all_logits;    /* the last stage keeps the logits of every token of a step, not only the sampled ones */
+};
+
+struct stage_info {
+    uint32_t first, end, n_block, n_embd, n_vocab;
+    uint64_t weight_bytes, repacked_bytes, kv_bytes, compute_bytes;
+};
+
+/* Loads the window. g may be closed afterwards. ERR_RANGE (window, context), ERR_UNSUPPORTED (family, device, type),
+ * ERR_NOT_FOUND / ERR_FORMAT (tensors, keys), ERR_NOMEM, ERR_IO, ERR_DEVICE. */
+enum err_code stage_open(const struct gguf *g, const struct stage_params *p, struct stage **out,
+                         struct err *e) KV_MUST_USE;
+void stage_close(struct stage *s);
+const struct stage_info *stage_info(const struct stage *s);
+
+/* Sampling parameters of the sequence that uses the slot next (last stage; elsewhere checked and ignored). */
+enum err_code stage_sampling(struct stage *s, uint32_t slot, const struct batch_sampling *p, struct err *e) KV_MUST_USE;
+
+/* Runs the window over b: first stage from b->tokens, others from b->rows; all but the last write b->rows, the last
+ * fills b->results for entries flagged BATCH_SAMPLE. b->tokens is needed on every stage.
+ * ERR_STALE: an entry does not continue what the slot holds (position or prefix hash); nothing was computed.
+ * ERR_RANGE / ERR_LIMIT: slots, positions, tokens or counts out of their limits; nothing was computed.
+ * ERR_DEVICE / ERR_NUMERIC: computing failed; the slots of this step hold only what they held before it.
+ * Allocates nothing while the form of the steps stays the same. */
+enum err_code stage_step(struct stage *s, struct batch *b, struct err *e) KV_MUST_USE;
+
+/* Logits of the last step on the last stage: [n_vocab, *n_rows], one row per sampled entry in order (per token with
+ * all_logits). Valid until the next step. NULL elsewhere. */
+const float *stage_logits(const struct stage *s, uint32_t *n_rows);
+
+/* Tokens the slot holds. */
+uint32_t stage_slot_tokens(const struct stage *s, uint32_t slot);
+
+#endif

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Where each weight lives. Mapped tensors: the window's tensors of a file are sorted by offset and mapped in as few
+ * ranges as leave no large hole. Repacked tensors: copied once through the page cache, whose pages are given back.
+ */
+#include "engine/weights.h"
+
+#include "base/io.h"
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define HOLE_BYTES (1u << 20) /* tensors further apart than this are mapped apart */
+#define HOST_ALIGN 32         /* what ggml's CPU buffers ask of a pointer */
+
+struct weight {
+    const struct gguf_tensor *src;
+    struct ggml_tensor *t;
+    enum weight_use use;
+    ggml_backend_buffer_type_t buft; /* NULL: mapped from the file */
+};
+
+struct weights {
+    const struct gguf *g;
+    struct ggml_context *ctx;
+    struct weight *w;
+    size_t n, cap;
+    struct io_map *maps;
+    size_t n_maps, cap_maps;
+    ggml_backend_buffer_t *bufs;
+    size_t n_bufs, cap_bufs;
+    uint64_t bytes, repacked;
+    struct err err;
+    enum err_code rc; /* sticky, while declaring */
+};
+
+enum err_code weights_new(const struct gguf *g, size_t n_max, struct weights **out, struct err *e)
+{
+    struct weights *w = calloc(1, sizeof *w);
+    if (!w)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    w->g = g;
+    w->cap = n_max;
+    w->w = calloc(n_max, sizeof *w->w);
+    w->ctx = ggml_init((struct ggml_init_params){.mem_size = (n_max + 1) * ggml_tensor_overhead(), .no_alloc = true});
+    if (!w->w || !w->ctx) {
+        weights_free(w);
+        return err_set(e, ERR_NOMEM, "out of memory for %zu tensors", n_max);
+    }
+    *out = w;
+    return OK;
+}
+
+void weights_free(struct weights *w)
+{
+    if (!w)
+        return;
+    for (size_t i = 0; i < w->n_bufs; i++)
+        ggml_backend_buffer_free(w->bufs[i]);
+    for (size_t i = 0; i < w->n_maps; i++)
+        io_unmap(&w->maps[i]);
+    if (w->ctx)
+        ggml_free(w->ctx);
+    free(w->bufs);
+    free(w->maps);
+    free(w->w);
+    free(w);
+}
+
+uint64_t weights_bytes(const struct weights *w)
+{
+    return w->bytes;
+}
+
+uint64_t weights_repacked_bytes(const struct weights *w)
+{
+    return w->repacked;
+}
+
+/* --- declaring ---------------------------------------------------------------------------------------------------- */
+
+static const char *shape_text(const int64_t *ne, char out[64])
+{
+    int n = snprintf(out, 64, "[%" PRId64 ", %" PRId64, ne[0], ne[1]);
+    if ((ne[2] != 1 || ne[3] != 1) && n > 0 && n < 64)
+        n += snprintf(out + n, 64 - (size_t)n, ", %" PRId64 ", %" PRId64, ne[2], ne[3]);
+    if (n > 0 && n < 63)
+        memcpy(out + n, "]", 2);
+    return out;
+}
+
+static enum err_code spec_check(const struct gguf_tensor *t, const struct weight_spec *s, struct err *e)
+{
+    int64_t want[4] = {s->ne[0], s->ne[1] ? s->ne[1] : 1, 1, 1};
+    char a[64], b[64];
+    if (memcmp(want, t->ne, sizeof want) != 0)
+        return err_set(e, ERR_FORMAT, "tensor %s has the shape %s, this model needs %s", t->name,
+                       shape_text(t->ne, a), shape_text(want, b));
+    if (s->use == WEIGHT_ELEMENT && t->type != GGML_TYPE_F32)
+        return err_set(e, ERR_FORMAT, "tensor %s is of type %s, f32 is needed", t->name,
+                       ggml_type_name((enum ggml_type)t->type));
+    return OK;
+}
+
+struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec)
+{
+    if (w->rc != OK)
+        return NULL;
+    for (size_t i = w->n; i-- > 0;) {
+        if (strcmp(w->w[i].src->name, name) == 0) {
+            if (spec.use == WEIGHT_GET_ROWS)
+                w->w[i].use = spec.use;
+            return w->w[i].t;
+        }
+    }
+    const struct gguf_tensor *src = gguf_tensor_find(w->g, name);
+    if (!src) {
+        if (!spec.optional)
+            w->rc = err_set(&w->err, ERR_NOT_FOUND, "the model lacks the tensor %s", name);
+        return NULL;
+    }
+    w->rc = spec_check(src, &spec, &w->err);
+    if (w->rc == OK && w->n == w->cap)
+        w->rc = err_set(&w->err, ERR_INTERNAL, "more than %zu tensors declared", w->cap);
+    if (w->rc != OK)
+        return NULL;
+    struct ggml_tensor *t = ggml_new_tensor(w->ctx, (enum ggml_type)src->type, GGML_MAX_DIMS, src->ne);
+    ggml_set_name(t, name);
+    w->w[w->n++] = (struct weight){.src = src, .t = t, .use = spec.use};
+    w->bytes += src->size;
+    return t;
+}
+
+/* --- placing ------------------------------------------------------------------------------------------------------ */
+
+/* Would the device run the op this weight is for, were the weight in a buffer of this type? The op is a dummy with
+ * the weight as it is and an activation of one row. */
+static bool op_supported(const struct weight *w, ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft)
+{
+    struct ggml_context *ctx =
+        ggml_init((struct ggml_init_params){.mem_size = 8 * ggml_tensor_overhead(), .no_alloc = true});
+    if (!ctx)
+        return false;
+    struct ggml_tensor *t = ggml_dup_tensor(ctx, w->t), *op;
+    if (w->use == WEIGHT_GET_ROWS) {
+        op = ggml_get_rows(ctx, t, ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 1));
+    } else {
+        struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, w->t->ne[0], 1);
+        op = w->use == WEIGHT_MUL_MAT ? ggml_mul_mat(ctx, t, x) : ggml_mul(ctx, x, t);
+    }
+    t->buffer = ggml_backend_buft_alloc_buffer(buft, 0);
+    bool ok = t->buffer && ggml_backend_dev_supports_op(dev, op);
+    if (t->buffer)
+        ggml_backend_buffer_free(t->buffer);
+    ggml_free(ctx);
+    return ok;
+}
+
+static enum err_code choose(struct weight *w, const struct backend *b, bool repack, struct err *e)
+{
+    for (size_t i = 0; repack && w->use == WEIGHT_MUL_MAT && b->extra && b->extra[i]; i++) {
+        if (op_supported(w, b->dev, b->extra[i])) {
+            w->buft = b->extra[i];
+            return OK;
+        }
+    }
+    ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(b->dev);
+    if (!op_supported(w, b->dev, plain))
+        return err_set(e, ERR_UNSUPPORTED, "the device %s cannot compute with tensor %s of type %s",
+                       ggml_backend_dev_name(b->dev), w->src->name, ggml_type_name(w->t->type));
+    w->buft = w->src->offset % HOST_ALIGN == 0 ? NULL : plain;
+    return OK;
+}
+
+static enum err_code keep_buffer(struct weights *w, ggml_backend_buffer_t buf, struct err *e)
+{
+    if (w->n_bufs == w->cap_bufs) {
+        size_t cap = w->cap_bufs ? w->cap_bufs * 2 : 16;
+        ggml_backend_buffer_t *p = realloc(w->bufs, cap * sizeof(ggml_backend_buffer_t));
+        if (!p) {
+            ggml_backend_buffer_free(buf);
+            return err_set(e, ERR_NOMEM, "out of memory");
+        }
+        w->bufs = p;
+        w->cap_bufs = cap;
+    }
+    ggml_backend_buffer_set_usage(buf, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    w->bufs[w->n_bufs++] = buf;
+    return OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct weight *x = a, *y = b;
+    if (x->src->file != y->src->file)
+        return x->src->file < y->src->file ? -1 : 1;
+    return x->src->offset < y->src->offset ? -1 : x->src->offset > y->src->offset;
+}
+
+/* Maps [first, last] of w->w, all of one file and all to be mapped, and binds the tensors to it. */
+static enum err_code map_run(struct weights *w, const struct backend *b, size_t first, size_t last, struct err *e)
+{
+    const struct gguf_tensor *a = w->w[first].src, *z = w->w[last].src;
+    size_t len = (size_t)(z->offset + z->size - a->offset), biggest = 0;
+    if (w->n_maps == w->cap_maps) {
+        size_t cap = w->cap_maps ? w->cap_maps * 2 : 16;
+        struct io_map *p = realloc(w->maps, cap * sizeof *p);
+        if (!p)
+            return err_set(e, ERR_NOMEM, "out of memory");
+        w->maps = p;
+        w->cap_maps = cap;
+    }
+    struct io_map *m = &w->maps[w->n_maps];
+    enum err_code rc = io_map_range(gguf_fd(w->g, a->file), a->offset, len, m, e);
+    if (rc != OK)
+        return err_prefix(e, "%s", gguf_file_path(w->g, a->file));
+    w->n_maps++;
+    for (size_t i = first; i <= last; i++)
+        biggest = w->w[i].src->size > biggest ? w->w[i].src->size : biggest;
+    ggml_backend_buffer_t buf =
+        ggml_backend_dev_buffer_from_host_ptr(b->dev, (void *)(uintptr_t)m->data, len, biggest);
+    if (!buf)
+        return err_set(e, ERR_DEVICE, "the device %s cannot use mapped memory", ggml_backend_dev_name(b->dev));
+    rc = keep_buffer(w, buf, e);
+    for (size_t i = first; rc == OK && i <= last; i++) {
+        void *p = (void *)(uintptr_t)(m->data + (w->w[i].src->offset - a->offset));
+        if (ggml_backend_tensor_alloc(buf, w->w[i].t, p) != GGML_STATUS_SUCCESS)
+            rc = err_set(e, ERR_DEVICE, "cannot place tensor %s", w->w[i].src->name);
+    }
+#ifdef MADV_POPULATE_READ
+    if (rc == OK) /* read ahead now rather than page by page in the first step; a kernel without it is only slower */
+        madvise(m->base, m->base_len, MADV_POPULATE_READ);
+#endif
+    return rc;
+}
+
+static enum err_code map_all(struct weights *w, const struct backend *b, struct err *e)
+{
+    for (size_t i = 0; i < w->n;) {
+        if (w->w[i].buft) {
+            i++;
+            continue;
+        }
+        size_t last = i;
+        while (last + 1 < w->n && !w->w[last + 1].buft && w->w[last + 1].src->file == w->w[i].src->file &&
+               w->w[last + 1].src->offset - (w->w[last].src->offset + w->w[last].src->size) <= HOLE_BYTES)
+            last++;
+        enum err_code rc = map_run(w, b, i, last, e);
+        if (rc != OK)
+            return rc;
+        i = last + 1;
+    }
+    return OK;
+}
+
+/* Copies one tensor into its own buffer. The whole tensor must be handed over at once; it is mapped for that, and the
+ * mapping ends right after, so at most one tensor is resident twice. */
+static enum err_code copy_one(struct weights *w, struct weight *t, struct err *e)
+{
+    size_t size = ggml_backend_buft_get_alloc_size(t->buft, t->t);
+    ggml_backend_buffer_t buf = ggml_backend_buft_alloc_buffer(t->buft, size);
+    if (!buf)
+        return err_set(e, ERR_NOMEM, "out of memory for tensor %s (%zu bytes)", t->src->name, size);
+    enum err_code rc = keep_buffer(w, buf, e);
+    if (rc != OK)
+        return rc;
+    if (ggml_backend_tensor_alloc(buf, t->t, ggml_backend_buffer_get_base(buf)) != GGML_STATUS_SUCCESS)
+        return err_set(e, ERR_DEVICE, "cannot place tensor %s", t->src->name);
+    struct io_map m;
+    rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset, (size_t)t->src->size, &m, e);
+    if (rc != OK)
+        return err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+    ggml_backend_tensor_set(t->t, m.data, 0, (size_t)t->src->size);
+    io_unmap(&m);
+    w->repacked += t->src->size;
+    return OK;
+}
+
+enum err_code weights_load(struct weights *w, const struct backend *b, bool repack, struct err *e)
+{
+    if (w->rc != OK) {
+        if (e)
+            *e = w->err;
+        return w->rc;
+    }
+    for (size_t i = 0; i < w->n; i++) {
+        if (gguf_fd(w->g, w->w[i].src->file) < 0)
+            return err_set(e, ERR_ARG, "a stage needs its model in files");
+        enum err_code rc = choose(&w->w[i], b, repack, e);
+        if (rc != OK)
+            return rc;
+    }
+    qsort(w->w, w->n, sizeof *w->w, by_place);
+    enum err_code rc = map_all(w, b, e);
+    for (size_t i = 0; rc == OK && i < w->n; i++) {
+        if (w->w[i].buft)
+            rc = copy_one(w, &w->w[i], e);
+    }
+    if (rc == OK)
+        log_debug("weights", "tensors=%zu bytes=%" PRIu64 " repacked=%" PRIu64 " maps=%zu", w->n, w->bytes, w->repacked,
+                  w->n_maps);
+    w->g = NULL;
+    return rc;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The tensors of one window. Two phases: a family first declares each tensor it needs (name, shape, how it is used);
+ * then weights_load gives all of them memory: mapped straight from the file where the device can use host memory, in a
+ * repacking buffer where that is faster. Nothing outside the declared tensors is ever read or mapped.
+ */
+#ifndef KVASIR_ENGINE_WEIGHTS_H
+#define KVASIR_ENGINE_WEIGHTS_H
+
+#include "engine/backend.h"
+#include "model/gguf.h"
+
+#include <ggml.h>
+
+enum weight_use {
+    WEIGHT_MUL_MAT,  /* src0 of a matrix product */
+    WEIGHT_GET_ROWS, /* table looked up by row; may be a matrix factor as well */
+    WEIGHT_ELEMENT,  /* norm weights, biases, rope factors: f32, used element by element */
+};
+
+struct weights; /* opaque; owned by the stage; one thread */
+
+/* g is borrowed until weights_load returned; n_max: the most tensors that will be declared. */
+enum err_code weights_new(const struct gguf *g, size_t n_max, struct weights **out, struct err *e) KV_MUST_USE;
+void weights_free(struct weights *w);
+
+struct weight_spec {
+    enum weight_use use;
+    bool optional;
+    int64_t ne[2]; /* shape; 0 for ne[1] means one-dimensional */
+};
+
+/* Declares a tensor and returns its handle, valid until weights_free; declaring a name again returns the same.
+ * NULL when it is optional and missing, or after an error (sticky: weights_load returns it). */
+struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec);
+
+/* ERR_NOT_FOUND (tensor missing), ERR_FORMAT (shape or type), ERR_UNSUPPORTED (type the device cannot compute with),
+ * ERR_IO, ERR_NOMEM. repack: allow repacking buffer types. */
+enum err_code weights_load(struct weights *w, const struct backend *b, bool repack, struct err *e) KV_MUST_USE;
+
+uint64_t weights_bytes(const struct weights *w);          /* tensor bytes in the file */
+uint64_t weights_repacked_bytes(const struct weights *w); /* of these, how many live in repacking buffers */
+
+#endif
