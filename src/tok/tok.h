@@ -13,7 +13,8 @@ struct tok; /* opaque */
 
 /* Reads the vocabulary. Copies what it needs: g may be closed afterwards.
  * ERR_UNSUPPORTED: the tokenizer model is not known (the message names it and the known ones).
- * ERR_FORMAT: arrays of wrong type or length, ids out of range. ERR_NOT_FOUND: no vocabulary. ERR_NOMEM. */
+ * ERR_FORMAT: arrays of wrong type or length, scores that are not finite, byte tokens without a byte. ERR_RANGE: a
+ * special id outside the vocabulary. ERR_NOT_FOUND: no vocabulary. ERR_LIMIT, ERR_NOMEM. */
 enum err_code tok_new(const struct gguf *g, struct tok **out, struct err *e) KV_MUST_USE;
 void tok_free(struct tok *t);
 
@@ -25,11 +26,13 @@ struct tok_ids {
 void tok_ids_free(struct tok_ids *ids);
 
 enum tok_flag {
-    TOK_ADD_SPECIAL = 1u << 0,   /* add BOS/EOS where the model's metadata says so */
-    TOK_PARSE_SPECIAL = 1u << 1, /* control tokens written out in the text become those tokens; without it they stay text */
+    TOK_ADD_SPECIAL = 1u << 0, /* add BOS/EOS where the model's metadata says so */
+    TOK_PARSE_SPECIAL =
+        1u << 1, /* control tokens written out in the text become those tokens; without it they stay text */
 };
 
-/* Appends the ids of text (any bytes, not necessarily UTF-8). ERR_NOMEM. */
+/* Appends the ids of text (any bytes, not necessarily UTF-8, NUL included). User-defined tokens are recognised in any
+ * case. On failure out keeps what it had. ERR_LIMIT: a text over 512 MiB; ERR_NOMEM. */
 enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, struct tok_ids *out,
                          struct err *e) KV_MUST_USE;
 
