@@ -50,7 +50,7 @@ void seal_derive(const uint8_t secret[SEAL_KEY_BYTES], const char *label, const 
  * key. After SEAL_RECORDS_PER_KEY records key = seal_derive(key, "kvasir next key", "", 0) and the count begins at 0.
  */
 struct seal_key {
-    _Alignas(64) uint8_t aes[512]; /* expanded key of AES-256-GCM */
+    _Alignas(16) uint8_t aes[512]; /* expanded key of AES-256-GCM */
     uint8_t key[SEAL_KEY_BYTES];
     uint64_t n; /* records sealed or opened under this key */
     enum seal_cipher cipher;

@@ -41,6 +41,12 @@ enum err_code handshake_hello_of(const struct manifest *m, uint32_t rank, uint32
 enum err_code handshake_check(const struct handshake_hello *mine, const struct handshake_hello *theirs,
                               struct err *e) KV_MUST_USE;
 
+/* The hello as it travels: the fields in the order of the struct, little-endian. Pure; getting checks nothing but
+ * sizes. */
+#define HANDSHAKE_HELLO_BYTES (2 * DIGEST_BYTES + 8 + 13 * 4)
+void handshake_hello_put(const struct handshake_hello *h, uint8_t out[HANDSHAKE_HELLO_BYTES]);
+void handshake_hello_get(const uint8_t in[HANDSHAKE_HELLO_BYTES], struct handshake_hello *out);
+
 /* Asks whoever listens about the edge that a dialer wants: fill mine and expected, or refuse by an error, whose message
  * the dialer is told. */
 typedef enum err_code (*handshake_edge_fn)(void *ctx, uint32_t edge, struct handshake_hello *mine,
@@ -59,7 +65,7 @@ struct handshake {
     uint8_t out[HANDSHAKE_HEAD_BYTES + HANDSHAKE_BODY_MAX]; /* to send; the owner sets out_len = 0 once it is sent */
     size_t out_len;
     /* private */
-    bool dialer, have_hello, have_keys;
+    bool dialer, have_keys;
     uint8_t stage;
     const struct key_secret *secret;
     struct key_public expected;
