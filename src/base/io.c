@@ -153,13 +153,17 @@ void io_unmap(struct io_map *m)
     *m = (struct io_map){0};
 }
 
-void io_map_drop(const struct io_map *m, const void *p, size_t len)
+void io_map_fetch(const struct io_map *m, const void *p, size_t len)
 {
+#ifdef MADV_POPULATE_READ
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t begin = ((uintptr_t)p + page - 1) / page * page, end = ((uintptr_t)p + len) / page * page;
+    uintptr_t begin = (uintptr_t)p / page * page, end = (uintptr_t)p + len;
     uintptr_t lo = (uintptr_t)m->base, hi = lo + m->base_len;
-    if (begin < end && begin >= lo && end <= hi)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    if (begin >= lo && end <= hi)
+        madvise((void *)begin, end - begin, MADV_POPULATE_READ); /* a kernel before 5.14 reads them later */
+#else
+    (void)m, (void)p, (void)len;
+#endif
 }
 
 uint64_t io_resident_bytes(void)

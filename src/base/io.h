@@ -36,8 +36,8 @@ struct io_map {
 enum err_code io_map_range(int fd, uint64_t offset, size_t len, struct io_map *out, struct err *e) KV_MUST_USE;
 void io_unmap(struct io_map *m);
 
-/* Gives back the resident pages wholly inside [p, p + len) of the mapping; they are read again when touched. */
-void io_map_drop(const struct io_map *m, const void *p, size_t len);
+/* Makes the pages of [p, p + len) of the mapping resident now, rather than one by one when touched. Best effort. */
+void io_map_fetch(const struct io_map *m, const void *p, size_t len);
 
 /* Resident set of this process in bytes (VmRSS), 0 when unknown. */
 uint64_t io_resident_bytes(void);

@@ -63,7 +63,7 @@ static bool is_first(const struct stage *s)
 
 static bool is_last(const struct stage *s)
 {
-    return s->info.end == s->info.n_block;
+    return s->info.end == s->info.n_block && !s->p.no_head;
 }
 
 const struct stage_info *stage_info(const struct stage *s)

@@ -25,6 +25,7 @@ struct stage_params {
     enum kv_type kv_type;
     const char *device; /* NULL: "cpu" */
     bool no_repack;     /* keep weights as they are in the file */
+    bool no_head;       /* a window that ends with the last block gives its boundary instead of logits */
     bool all_logits;    /* the last stage keeps the logits of every token of a step, not only the sampled ones */
 };
 

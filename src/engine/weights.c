@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #define HOLE_BYTES (1u << 20) /* tensors further apart than this are mapped apart */
 #define HOST_ALIGN 32         /* what ggml's CPU buffers ask of a pointer */
@@ -108,13 +107,14 @@ static enum err_code spec_check(const struct gguf_tensor *t, const struct weight
 
 struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec)
 {
+    bool counted = false;
     if (w->rc != OK)
         return NULL;
     for (size_t i = w->n; i-- > 0;) {
         if (strcmp(w->w[i].src->name, name) == 0) {
-            if (spec.use == WEIGHT_GET_ROWS)
-                w->w[i].use = spec.use;
-            return w->w[i].t;
+            if (w->w[i].use == spec.use)
+                return w->w[i].t;
+            counted = true;
         }
     }
     const struct gguf_tensor *src = gguf_tensor_find(w->g, name);
@@ -131,7 +131,8 @@ struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct 
     struct ggml_tensor *t = ggml_new_tensor(w->ctx, (enum ggml_type)src->type, GGML_MAX_DIMS, src->ne);
     ggml_set_name(t, name);
     w->w[w->n++] = (struct weight){.src = src, .t = t, .use = spec.use};
-    w->bytes += src->size;
+    if (!counted)
+        w->bytes += src->size;
     return t;
 }
 
@@ -201,11 +202,12 @@ static int by_place(const void *a, const void *b)
     return x->src->offset < y->src->offset ? -1 : x->src->offset > y->src->offset;
 }
 
-/* Maps [first, last] of w->w, all of one file and all to be mapped, and binds the tensors to it. */
-static enum err_code map_run(struct weights *w, const struct backend *b, size_t first, size_t last, struct err *e)
+/* Maps bytes [offset, offset + len) of a file, which hold w->w[first .. last], and binds these tensors to the map. */
+static enum err_code map_run(struct weights *w, const struct backend *b, size_t first, size_t last, size_t len,
+                             struct err *e)
 {
-    const struct gguf_tensor *a = w->w[first].src, *z = w->w[last].src;
-    size_t len = (size_t)(z->offset + z->size - a->offset), biggest = 0;
+    const struct gguf_tensor *a = w->w[first].src;
+    size_t biggest = 0;
     if (w->n_maps == w->cap_maps) {
         size_t cap = w->cap_maps ? w->cap_maps * 2 : 16;
         struct io_map *p = realloc(w->maps, cap * sizeof *p);
@@ -227,14 +229,12 @@ static enum err_code map_run(struct weights *w, const struct backend *b, size_t 
         return err_set(e, ERR_DEVICE, "the device %s cannot use mapped memory", ggml_backend_dev_name(b->dev));
     rc = keep_buffer(w, buf, e);
     for (size_t i = first; rc == OK && i <= last; i++) {
-        void *p = (void *)(uintptr_t)(m->data + (w->w[i].src->offset - a->offset));
-        if (ggml_backend_tensor_alloc(buf, w->w[i].t, p) != GGML_STATUS_SUCCESS)
+        const uint8_t *p = m->data + (w->w[i].src->offset - a->offset);
+        if (ggml_backend_tensor_alloc(buf, w->w[i].t, (void *)(uintptr_t)p) != GGML_STATUS_SUCCESS)
             rc = err_set(e, ERR_DEVICE, "cannot place tensor %s", w->w[i].src->name);
+        else if (w->w[i].use != WEIGHT_GET_ROWS) /* of a table only the rows in use become resident */
+            io_map_fetch(m, p, (size_t)w->w[i].src->size);
     }
-#ifdef MADV_POPULATE_READ
-    if (rc == OK) /* read ahead now rather than page by page in the first step; a kernel without it is only slower */
-        madvise(m->base, m->base_len, MADV_POPULATE_READ);
-#endif
     return rc;
 }
 
@@ -245,11 +245,15 @@ static enum err_code map_all(struct weights *w, const struct backend *b, struct 
             i++;
             continue;
         }
+        const struct gguf_tensor *a = w->w[i].src;
+        uint64_t end = a->offset + a->size;
         size_t last = i;
-        while (last + 1 < w->n && !w->w[last + 1].buft && w->w[last + 1].src->file == w->w[i].src->file &&
-               w->w[last + 1].src->offset - (w->w[last].src->offset + w->w[last].src->size) <= HOLE_BYTES)
-            last++;
-        enum err_code rc = map_run(w, b, i, last, e);
+        while (last + 1 < w->n && !w->w[last + 1].buft && w->w[last + 1].src->file == a->file &&
+               w->w[last + 1].src->offset <= end + HOLE_BYTES) {
+            const struct gguf_tensor *t = w->w[++last].src;
+            end = t->offset + t->size > end ? t->offset + t->size : end;
+        }
+        enum err_code rc = map_run(w, b, i, last, (size_t)(end - a->offset), e);
         if (rc != OK)
             return rc;
         i = last + 1;

@@ -14,7 +14,7 @@
 
 enum weight_use {
     WEIGHT_MUL_MAT,  /* src0 of a matrix product */
-    WEIGHT_GET_ROWS, /* table looked up by row; may be a matrix factor as well */
+    WEIGHT_GET_ROWS, /* table looked up by row */
     WEIGHT_ELEMENT,  /* norm weights, biases, rope factors: f32, used element by element */
 };
 
@@ -30,7 +30,9 @@ struct weight_spec {
     int64_t ne[2]; /* shape; 0 for ne[1] means one-dimensional */
 };
 
-/* Declares a tensor and returns its handle, valid until weights_free; declaring a name again returns the same.
+/* Declares a tensor and returns its handle, valid until weights_free; declaring a name and use again returns the same.
+ * One tensor in two uses (a tied head) is two handles: each lies where its use is served best, so that a window
+ * computes the same bits whether or not it also holds the other use.
  * NULL when it is optional and missing, or after an error (sticky: weights_load returns it). */
 struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec);
 
