@@ -27,7 +27,8 @@ enum err_code index_compute(const struct gguf *g, index_progress *progress, void
                             struct err *e) KV_MUST_USE;
 
 /* As index_compute, but remembers the result in Kvasir's cache folder, keyed by each file's device, inode, size, mtime
- * and ctime; a cache that cannot be read or written is only logged. */
+ * and ctime; a cache that cannot be read or written is only logged. Files that changed within the last seconds are not
+ * remembered: their stamps might not show the next change. progress is not called on a hit. */
 enum err_code index_cached(const struct gguf *g, index_progress *progress, void *ctx, struct index *out,
                            struct err *e) KV_MUST_USE;
 
