@@ -615,8 +615,9 @@ void handshake_input(struct handshake *h, const void *data, size_t len)
         return;
     }
     enum err_code rc = take_message(h, &e);
+    /* A broken M4 is not answered: the listener is already in the session. */
     if (rc != OK)
-        fail(h, &e, true);
+        fail(h, &e, h->stage != STAGE_ACCEPT);
     h->in_len = 0;
     h->in_want = HANDSHAKE_HEAD_BYTES;
 }
