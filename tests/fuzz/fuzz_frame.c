@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Frames as a link would receive them: headers and payloads one after the other. What is accepted must be encoded to
+ * the same bytes again and obey the limits.
+ */
+#include "ring/frame.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CAP_ENTRIES 4u
+#define CAP_TOK     8u
+#define N_EMBD      2u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const struct frame_limits limits = {.n_slots = 16, .n_ctx = 64, .n_vocab = 300};
+
+static void must(bool ok)
+{
+    if (!ok)
+        abort();
+}
+
+/* The frame of `len` payload bytes at p was accepted and encoded again into out. */
+static void must_equal(const struct buf *out, const uint8_t *p, size_t len)
+{
+    must(out->len == FRAME_HEADER_BYTES + len);
+    must(memcmp(out->data + FRAME_HEADER_BYTES, p, len) == 0);
+}
+
+static void step(const uint8_t *p, size_t len, bool want_rows, struct buf *out)
+{
+    struct batch_entry entries[CAP_ENTRIES];
+    struct batch_result results[CAP_ENTRIES];
+    int32_t tokens[CAP_TOK];
+    float rows[CAP_TOK * N_EMBD];
+    struct err e;
+    struct batch b = {.cap_entries = CAP_ENTRIES,
+                      .cap_tok = CAP_TOK,
+                      .n_embd = N_EMBD,
+                      .entries = entries,
+                      .tokens = tokens,
+                      .rows = rows,
+                      .results = results};
+    if (frame_step_get(p, len, &limits, want_rows, &b, &e) != OK)
+        return;
+    must(b.n_entries >= 1 && b.n_entries <= CAP_ENTRIES && b.n_tok >= b.n_entries && b.n_tok <= CAP_TOK);
+    for (uint32_t i = 0; i < b.n_entries; i++)
+        must(entries[i].slot < limits.n_slots && entries[i].pos + entries[i].n_tok <= limits.n_ctx);
+    for (uint32_t i = 0; i < b.n_tok; i++)
+        must(tokens[i] >= 0 && (uint32_t)tokens[i] < limits.n_vocab);
+    must(frame_step_put(out, 0, &b, want_rows, &e) == OK);
+    must_equal(out, p, len);
+}
+
+static void result(const uint8_t *p, size_t len, struct buf *out)
+{
+    struct batch_result results[CAP_ENTRIES];
+    struct batch b = {.cap_entries = CAP_ENTRIES, .results = results};
+    struct err e;
+    if (frame_result_get(p, len, &limits, &b, &e) != OK)
+        return;
+    must(b.n_results <= CAP_ENTRIES);
+    must(frame_result_put(out, 0, &b, &e) == OK);
+    must_equal(out, p, len);
+}
+
+static void request(const uint8_t *p, size_t len, struct buf *out)
+{
+    struct batch_sampling s;
+    uint32_t slot;
+    struct err e;
+    if (frame_request_get(p, len, &limits, &slot, &s, &e) != OK)
+        return;
+    must(slot < limits.n_slots);
+    must(frame_request_put(out, 0, slot, &s, &e) == OK);
+    must_equal(out, p, len);
+}
+
+static void probe(const uint8_t *p, size_t len, struct buf *out)
+{
+    struct frame_probe q;
+    struct err e;
+    if (frame_probe_get(p, len, &q, &e) != OK)
+        return;
+    must(frame_probe_put(out, &q, &e) == OK);
+    must_equal(out, p, len);
+}
+
+/* The text may have been cleaned: cleaning it again must change nothing. */
+static void failure(const uint8_t *p, size_t len, struct buf *out)
+{
+    struct frame_fail f, again;
+    struct err e;
+    if (frame_fail_get(p, len, &f, &e) != OK)
+        return;
+    must(err_known(f.code) && strlen(f.text) < sizeof f.text);
+    must(frame_fail_put(out, FRAME_BYE, 0, &f, &e) == OK);
+    must(frame_fail_get(out->data + FRAME_HEADER_BYTES, out->len - FRAME_HEADER_BYTES, &again, &e) == OK);
+    must(again.code == f.code && again.rank == f.rank && strcmp(again.text, f.text) == 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct buf out = {0};
+    while (size >= FRAME_HEADER_BYTES) {
+        struct frame_header h;
+        struct err e;
+        uint8_t again[FRAME_HEADER_BYTES];
+        if (frame_header_get(data, &h, &e) != OK)
+            break;
+        must(h.length <= FRAME_MAX_PAYLOAD && h.type > 0 && h.type < FRAME_TYPE_COUNT);
+        frame_header_put(again, &h);
+        must(memcmp(again, data, FRAME_HEADER_BYTES) == 0);
+        data += FRAME_HEADER_BYTES;
+        size -= FRAME_HEADER_BYTES;
+        size_t len = h.length < size ? h.length : size;
+        buf_clear(&out);
+        switch (h.type) {
+        case FRAME_STEP:
+            step(data, len, h.request_id != 0, &out); /* unused in a step: chooses here */
+            break;
+        case FRAME_RESULT:
+            result(data, len, &out);
+            break;
+        case FRAME_REQUEST:
+            request(data, len, &out);
+            break;
+        case FRAME_PROBE:
+            probe(data, len, &out);
+            break;
+        case FRAME_FAIL:
+        case FRAME_BYE:
+            failure(data, len, &out);
+            break;
+        case FRAME_HEARTBEAT:
+        case FRAME_TYPE_COUNT:
+            break;
+        }
+        data += len;
+        size -= len;
+    }
+    buf_free(&out);
+    return 0;
+}
