@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A node's two links kept alive: listens for the edges that the neighbour dials, dials the others again and again,
+ * replaces a link when its peer comes back, closes dead ones. Owns the links and one keeper thread.
+ */
+#ifndef KVASIR_RING_EDGES_H
+#define KVASIR_RING_EDGES_H
+
+#include "ring/link.h"
+
+struct edges;
+
+enum edges_end { EDGES_PREDECESSOR, EDGES_SUCCESSOR, EDGES_END_COUNT };
+
+struct edges_config {
+    const struct manifest *m; /* borrowed until edges_stop; more than one rank */
+    uint32_t rank;
+    const struct key_secret *secret; /* borrowed until edges_stop */
+    const char *listen_addr;         /* NULL: listen_fd; needed only when a neighbour dials */
+    int listen_fd;                   /* -1: none; taken over */
+    struct link_options link;
+    uint32_t retry_ms; /* first pause between dials, doubled up to 2 s; 0: 100 */
+    void *ctx;
+    /* A frame from the predecessor, by the link of that generation, on its reader thread; must return soon. */
+    void (*on_frame)(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
+                     const uint8_t *payload);
+    /* An end came up or went down (code and text say why). Any thread; holds no lock; must not call edges_stop. Two of
+     * these may overtake one another: what is true now, edges_generation says. */
+    void (*on_state)(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text);
+};
+
+/* ERR_ARG (no way to listen although a neighbour dials), ERR_IO, ERR_NOMEM. No callback runs if it fails. */
+enum err_code edges_start(const struct edges_config *config, struct edges **out, struct err *e) KV_MUST_USE;
+/* Says BYE with code and text, closes everything, joins. No callback runs after it. NULL is fine. */
+void edges_stop(struct edges *x, enum err_code code, const char *text);
+
+/* Whole frames to the successor. Any thread; does not block. ERR_CLOSED while there is no link; else as link_send. */
+enum err_code edges_send(struct edges *x, const void *frames, size_t len, struct err *e) KV_MUST_USE;
+
+/* The predecessor violated the protocol: tells it why and drops the link. Any thread. */
+void edges_refuse(struct edges *x, enum err_code code, const char *text);
+
+/* Number of the link that is up at this end, never used twice; 0 while it is down. Any thread. */
+uint64_t edges_generation(struct edges *x, enum edges_end end);
+/* Sum over all links this end has had. */
+void edges_stats(struct edges *x, enum edges_end end, struct link_stats *out);
+uint16_t edges_port(const struct edges *x); /* 0 when it does not listen */
+
+#endif

@@ -1,0 +1,679 @@
+/* SPDX-License-Identifier: MIT */
+#include "ring/node.h"
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INBOX_FRAMES    256u /* frames that may wait for the compute thread */
+#define PROBE_EARLY_MS  100u /* between probes until the ring is whole */
+#define PROBE_LATER_MS  1000u
+#define TICK_MS         100u
+
+/* A frame on its way from a link's reader to the compute thread. */
+struct letter {
+    struct frame_header h;
+    uint64_t generation; /* of the link it came by */
+    struct buf payload;
+    struct letter *next;
+};
+
+struct node {
+    struct node_config c;
+    struct frame_limits lim;
+    struct edges *edges; /* NULL in a ring of one */
+    pthread_t thread;
+    bool started;
+
+    pthread_mutex_t mutex; /* guards the inbox and the flags */
+    pthread_cond_t wake;   /* the compute thread waits for work */
+    pthread_cond_t turned; /* `ready` changed */
+    struct letter *letters;
+    struct letter *first, *last, *unused; /* unused: last in, first out, so that few of the buffers ever grow */
+    bool stop, work, ready;
+    struct err lost;                      /* why an end went down last */
+
+    pthread_mutex_t sched_mutex; /* guards the scheduler; callbacks of requests run with it held */
+    struct sched *sched;         /* rank 0 */
+    uint64_t last_id;
+
+    /* compute thread only */
+    struct batch b;
+    struct buf out;
+    struct sched_start *starts;
+    uint64_t generation[EDGES_END_COUNT];
+    uint64_t probe_nonce, probe_due_ns, last_news_ns;
+
+    _Atomic uint64_t n_steps, n_tok, busy_ns;
+};
+
+static bool is_first(const struct node *n)
+{
+    return n->c.rank == 0;
+}
+
+static bool is_last(const struct node *n)
+{
+    return n->c.rank + 1 == n->c.m->n_ranks;
+}
+
+/* --- the inbox: link threads put, the compute thread takes ---------------------------------------------------------- */
+
+static void on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
+                     const uint8_t *payload)
+{
+    struct node *n = ctx;
+    pthread_mutex_lock(&n->mutex);
+    struct letter *l = n->unused;
+    if (l)
+        n->unused = l->next;
+    pthread_mutex_unlock(&n->mutex);
+    if (!l) {
+        edges_refuse(x, ERR_LIMIT, "more frames than the ring allows wait here");
+        return;
+    }
+    l->h = *h;
+    l->generation = generation;
+    buf_clear(&l->payload);
+    buf_put(&l->payload, payload, h->length);
+    bool failed = l->payload.failed;
+    l->next = NULL;
+    pthread_mutex_lock(&n->mutex);
+    if (failed) {
+        l->next = n->unused;
+        n->unused = l;
+    } else {
+        if (n->last)
+            n->last->next = l;
+        else
+            n->first = l;
+        n->last = l;
+        pthread_cond_signal(&n->wake);
+    }
+    pthread_mutex_unlock(&n->mutex);
+    if (failed)
+        edges_refuse(x, ERR_NOMEM, "out of memory for a frame");
+}
+
+static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
+{
+    struct node *n = ctx;
+    const char *who = end == EDGES_PREDECESSOR ? "predecessor" : "successor";
+    if (up)
+        log_info("ring", "rank=%u the %s is linked", n->c.rank, who);
+    pthread_mutex_lock(&n->mutex);
+    if (!up && !n->stop) {
+        log_warn("ring", "%s: the %s of rank %u is lost: %s", err_name(code), who, n->c.rank, text);
+        err_set(&n->lost, code == OK ? ERR_CLOSED : code, "rank %u lost its %s: %s", n->c.rank, who,
+                text[0] ? text : err_text(code));
+    }
+    n->work = true;
+    pthread_cond_signal(&n->wake);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+static void wake(struct node *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->work = true;
+    pthread_cond_signal(&n->wake);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* --- sending -------------------------------------------------------------------------------------------------------- */
+
+static enum err_code flush(struct node *n, struct err *e)
+{
+    if (n->out.failed)
+        return err_set(e, ERR_NOMEM, "out of memory for a frame");
+    return edges_send(n->edges, n->out.data, n->out.len, e);
+}
+
+/* Passes a failure on to rank 0. */
+static void send_fail(struct node *n, uint64_t step_id, const struct frame_fail *f)
+{
+    struct err e;
+    buf_clear(&n->out);
+    if (frame_fail_put(&n->out, FRAME_FAIL, step_id, f, &e) != OK || flush(n, &e) != OK)
+        log_warn("ring", "rank=%u cannot report a failure: %s", n->c.rank, e.msg);
+}
+
+static void report(struct node *n, uint64_t step_id, const struct err *why)
+{
+    struct frame_fail f = {.code = why->code, .rank = n->c.rank};
+    snprintf(f.text, sizeof f.text, "%.250s", why->msg);
+    log_warn("ring", "%s: rank %u: %s", err_name(why->code), n->c.rank, why->msg);
+    send_fail(n, step_id, &f);
+}
+
+static void event(struct node *n, enum node_event_type type, enum err_code code, const char *text)
+{
+    if (n->c.on_event)
+        n->c.on_event(n->c.ctx, &(struct node_event){.type = type, .code = code, .text = text});
+}
+
+static void set_ready(struct node *n, bool ready)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->ready = ready;
+    pthread_cond_broadcast(&n->turned);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* Rank 0: the ring is broken. */
+static void broken(struct node *n, enum err_code code, const char *text)
+{
+    bool was = node_is_ready(n);
+    set_ready(n, false);
+    n->probe_nonce = 0;
+    n->probe_due_ns = 0;
+    pthread_mutex_lock(&n->sched_mutex);
+    sched_fail_all(n->sched, code, text);
+    pthread_mutex_unlock(&n->sched_mutex);
+    if (was) {
+        log_warn("ring", "%s: the ring is broken: %s", err_name(code), text);
+        event(n, NODE_LOST, code, text);
+    }
+}
+
+/* --- steps ---------------------------------------------------------------------------------------------------------- */
+
+static enum err_code run_stage(struct node *n, struct err *e)
+{
+    uint64_t t0 = clock_now_ns();
+    enum err_code rc = n->c.stage.step(n->c.stage.ctx, &n->b, e);
+    atomic_fetch_add_explicit(&n->busy_ns, clock_now_ns() - t0, memory_order_relaxed);
+    if (rc == OK) {
+        atomic_fetch_add_explicit(&n->n_steps, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&n->n_tok, n->b.n_tok, memory_order_relaxed);
+    }
+    return rc;
+}
+
+static void take_results(struct node *n, uint64_t step_id)
+{
+    struct err e;
+    pthread_mutex_lock(&n->sched_mutex);
+    enum err_code rc = sched_result(n->sched, step_id, n->b.results, n->b.n_results, &e);
+    pthread_mutex_unlock(&n->sched_mutex);
+    if (rc != OK)
+        edges_refuse(n->edges, rc, e.msg);
+}
+
+static void fail_step(struct node *n, uint64_t step_id, const struct err *e)
+{
+    pthread_mutex_lock(&n->sched_mutex);
+    sched_fail_step(n->sched, step_id, e->code, e->msg);
+    pthread_mutex_unlock(&n->sched_mutex);
+}
+
+/* Rank 0: the parameters of new requests, then the step itself, in one piece. */
+static enum err_code announce(struct node *n, uint32_t n_starts, struct err *e)
+{
+    enum err_code rc = OK;
+    buf_clear(&n->out);
+    for (uint32_t i = 0; rc == OK && i < n_starts; i++) {
+        const struct sched_start *st = &n->starts[i];
+        if (is_last(n))
+            rc = n->c.stage.sampling ? n->c.stage.sampling(n->c.stage.ctx, st->slot, st->sampling, e) : OK;
+        else
+            rc = frame_request_put(&n->out, st->request_id, st->slot, st->sampling, e);
+    }
+    return rc;
+}
+
+/* Rank 0: composes the next step, runs it, sends it. false: there is none. */
+static bool lead(struct node *n)
+{
+    uint32_t n_starts;
+    uint64_t step_id;
+    struct err e;
+    pthread_mutex_lock(&n->sched_mutex);
+    bool some = sched_compose(n->sched, &n->b, n->starts, &n_starts, &step_id);
+    enum err_code rc = some ? announce(n, n_starts, &e) : OK; /* the parameters are read while nobody can end a request */
+    pthread_mutex_unlock(&n->sched_mutex);
+    if (!some)
+        return false;
+    if (rc == OK)
+        rc = run_stage(n, &e);
+    if (rc == OK && is_last(n)) {
+        take_results(n, step_id);
+        return true;
+    }
+    if (rc == OK)
+        rc = frame_step_put(&n->out, step_id, &n->b, true, &e);
+    if (rc == OK)
+        rc = flush(n, &e);
+    if (rc != OK)
+        fail_step(n, step_id, &e);
+    return true;
+}
+
+/* Other ranks. */
+static enum err_code follow(struct node *n, const struct letter *l, struct err *e)
+{
+    if (is_first(n))
+        return err_set(e, ERR_PROTOCOL, "a step came to rank 0, which makes the steps");
+    enum err_code rc = frame_step_get(l->payload.data, l->payload.len, &n->lim, true, &n->b, e);
+    if (rc != OK)
+        return rc;
+    struct err why;
+    rc = run_stage(n, &why);
+    buf_clear(&n->out);
+    if (rc == OK && is_last(n))
+        rc = frame_result_put(&n->out, l->h.step_id, &n->b, &why);
+    else if (rc == OK)
+        rc = frame_step_put(&n->out, l->h.step_id, &n->b, true, &why);
+    if (rc != OK) {
+        report(n, l->h.step_id, &why);
+        return OK;
+    }
+    if (flush(n, &why) != OK) /* the successor notices the loss itself and tells rank 0 */
+        log_warn("ring", "%s: rank %u: step %llu was not passed on: %s", err_name(why.code), n->c.rank,
+                 (unsigned long long)l->h.step_id, why.msg);
+    return OK;
+}
+
+/* --- other frames ---------------------------------------------------------------------------------------------------- */
+
+/* Sends the frame on as it came. */
+static void pass_on(struct node *n, const struct letter *l)
+{
+    struct err e;
+    uint8_t head[FRAME_HEADER_BYTES];
+    frame_header_put(head, &l->h);
+    buf_clear(&n->out);
+    buf_put(&n->out, head, sizeof head);
+    buf_put(&n->out, l->payload.data, l->payload.len);
+    if (flush(n, &e) != OK)
+        log_warn("ring", "%s: rank %u: a frame was not passed on: %s", err_name(e.code), n->c.rank, e.msg);
+}
+
+static enum err_code on_request(struct node *n, const struct letter *l, struct err *e)
+{
+    uint32_t slot;
+    struct batch_sampling s;
+    if (is_first(n))
+        return err_set(e, ERR_PROTOCOL, "a request's parameters came back to rank 0");
+    enum err_code rc = frame_request_get(l->payload.data, l->payload.len, &n->lim, &slot, &s, e);
+    if (rc != OK)
+        return rc;
+    if (is_last(n))
+        return n->c.stage.sampling ? n->c.stage.sampling(n->c.stage.ctx, slot, &s, e) : OK;
+    pass_on(n, l);
+    return OK;
+}
+
+static enum err_code on_result(struct node *n, const struct letter *l, struct err *e)
+{
+    if (!is_first(n))
+        return err_set(e, ERR_PROTOCOL, "results came to rank %u, only rank 0 takes them", n->c.rank);
+    enum err_code rc = frame_result_get(l->payload.data, l->payload.len, &n->lim, &n->b, e);
+    if (rc == OK)
+        take_results(n, l->h.step_id);
+    return rc;
+}
+
+static void send_probe(struct node *n)
+{
+    struct err e;
+    struct frame_probe p = {.nonce = n->probe_nonce};
+    buf_clear(&n->out);
+    if (frame_probe_put(&n->out, &p, &e) == OK && flush(n, &e) != OK)
+        log_debug("ring", "probe: %s", e.msg);
+}
+
+static enum err_code on_probe(struct node *n, const struct letter *l, struct err *e)
+{
+    struct frame_probe p;
+    enum err_code rc = frame_probe_get(l->payload.data, l->payload.len, &p, e);
+    if (rc != OK)
+        return rc;
+    p.hops++;
+    if (!is_first(n)) {
+        if (p.hops >= n->c.m->n_ranks)
+            return err_set(e, ERR_PROTOCOL, "a probe has passed %u edges and not met rank 0", p.hops);
+        buf_clear(&n->out);
+        struct err why;
+        if (frame_probe_put(&n->out, &p, &why) != OK || flush(n, &why) != OK)
+            log_debug("ring", "probe: %s", why.msg);
+        return OK;
+    }
+    if (p.hops != n->c.m->n_ranks)
+        return err_set(e, ERR_PROTOCOL, "a probe passed %u edges, the ring has %u", p.hops, n->c.m->n_ranks);
+    if (p.nonce == n->probe_nonce && p.nonce != 0 && !node_is_ready(n)) {
+        set_ready(n, true);
+        event(n, NODE_READY, OK, "");
+    }
+    return OK;
+}
+
+static enum err_code on_fail(struct node *n, const struct letter *l, struct err *e)
+{
+    struct frame_fail f;
+    enum err_code rc = frame_fail_get(l->payload.data, l->payload.len, &f, e);
+    if (rc != OK)
+        return rc;
+    if (!is_first(n)) {
+        pass_on(n, l);
+        return OK;
+    }
+    struct err why;
+    err_set(&why, f.code, "rank %u: %s", f.rank, f.text);
+    if (l->h.step_id != 0)
+        fail_step(n, l->h.step_id, &why);
+    else
+        broken(n, f.code, f.text);
+    return OK;
+}
+
+static void handle(struct node *n, const struct letter *l)
+{
+    struct err e;
+    enum err_code rc;
+    if (l->generation != n->generation[EDGES_PREDECESSOR])
+        return; /* left over from a link that is gone: its steps have failed */
+    n->last_news_ns = clock_now_ns();
+    switch (l->h.type) {
+    case FRAME_STEP:
+        rc = follow(n, l, &e);
+        break;
+    case FRAME_REQUEST:
+        rc = on_request(n, l, &e);
+        break;
+    case FRAME_RESULT:
+        rc = on_result(n, l, &e);
+        break;
+    case FRAME_PROBE:
+        rc = on_probe(n, l, &e);
+        break;
+    case FRAME_FAIL:
+        rc = on_fail(n, l, &e);
+        break;
+    default:
+        rc = err_set(&e, ERR_PROTOCOL, "a frame of type %d has no business here", (int)l->h.type);
+    }
+    if (rc != OK)
+        edges_refuse(n->edges, rc, e.msg);
+}
+
+/* --- the compute thread ---------------------------------------------------------------------------------------------- */
+
+/* Compares the ends with what was known of them. */
+static void look_at_edges(struct node *n)
+{
+    bool lost = false, pred_lost = false;
+    for (int i = 0; i < EDGES_END_COUNT; i++) {
+        uint64_t g = edges_generation(n->edges, (enum edges_end)i);
+        if (g == n->generation[i])
+            continue;
+        if (n->generation[i] != 0) {
+            lost = true;
+            pred_lost |= i == EDGES_PREDECESSOR;
+        }
+        n->generation[i] = g;
+        n->probe_due_ns = 0;
+    }
+    if (!lost)
+        return;
+    pthread_mutex_lock(&n->mutex);
+    struct err why = n->lost;
+    pthread_mutex_unlock(&n->mutex);
+    if (is_first(n)) {
+        broken(n, why.code, why.msg);
+        return;
+    }
+    if (pred_lost) {
+        struct frame_fail f = {.code = why.code, .rank = n->c.rank};
+        snprintf(f.text, sizeof f.text, "%.250s", why.msg);
+        send_fail(n, 0, &f);
+    }
+    event(n, NODE_LOST, why.code, why.msg);
+}
+
+/* Rank 0 of a real ring: probes, and notices that nothing comes back. */
+static void keep_time(struct node *n)
+{
+    uint64_t now = clock_now_ns();
+    bool whole = n->generation[EDGES_PREDECESSOR] && n->generation[EDGES_SUCCESSOR];
+    if (whole && now >= n->probe_due_ns) {
+        if (!n->probe_nonce)
+            n->probe_nonce = hash_mix64(now) | 1;
+        send_probe(n);
+        n->probe_due_ns = clock_deadline_ms(node_is_ready(n) ? PROBE_LATER_MS : PROBE_EARLY_MS);
+    }
+    struct sched_counts k;
+    pthread_mutex_lock(&n->sched_mutex);
+    sched_count(n->sched, &k);
+    pthread_mutex_unlock(&n->sched_mutex);
+    uint64_t limit = (uint64_t)n->c.stall_ms * CLOCK_NS_PER_MS;
+    if (k.n_steps > 0 && now - k.oldest_step_ns > limit && now - n->last_news_ns > limit)
+        broken(n, ERR_TIMEOUT, "no rank has sent anything on for too long");
+}
+
+static struct letter *take(struct node *n)
+{
+    struct letter *l = n->first;
+    if (l) {
+        n->first = l->next;
+        if (!n->first)
+            n->last = NULL;
+    }
+    return l;
+}
+
+static void *compute(void *arg)
+{
+    struct node *n = arg;
+    pthread_mutex_lock(&n->mutex);
+    while (!n->stop) {
+        struct letter *l = take(n);
+        n->work = false;
+        pthread_mutex_unlock(&n->mutex);
+        bool busy = l != NULL;
+        if (n->edges)
+            look_at_edges(n);
+        if (l)
+            handle(n, l);
+        if (is_first(n)) {
+            if (n->edges)
+                keep_time(n);
+            if (node_is_ready(n))
+                busy |= lead(n);
+        }
+        pthread_mutex_lock(&n->mutex);
+        if (l) {
+            l->next = n->unused;
+            n->unused = l;
+        }
+        if (!busy && !n->first && !n->work && !n->stop)
+            thread_cond_wait(&n->wake, &n->mutex, clock_deadline_ms(TICK_MS));
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return NULL;
+}
+
+/* --- for other threads ----------------------------------------------------------------------------------------------- */
+
+bool node_is_ready(struct node *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    bool r = n->ready;
+    pthread_mutex_unlock(&n->mutex);
+    return r;
+}
+
+enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e)
+{
+    pthread_mutex_lock(&n->mutex);
+    while (!n->ready && clock_now_ns() < deadline_ns)
+        thread_cond_wait(&n->turned, &n->mutex, deadline_ns);
+    bool ready = n->ready;
+    pthread_mutex_unlock(&n->mutex);
+    if (ready)
+        return OK;
+    if (!n->edges)
+        return err_set(e, ERR_INTERNAL, "a ring of one is always ready");
+    const char *missing = !edges_generation(n->edges, EDGES_SUCCESSOR)     ? "its successor, rank 1, is not linked"
+                          : !edges_generation(n->edges, EDGES_PREDECESSOR) ? "its predecessor, the last rank, is not linked"
+                                                                           : "no probe came around";
+    return err_set(e, ERR_TIMEOUT, "the ring is not whole: rank 0 waits in vain: %s", missing);
+}
+
+enum err_code node_submit(struct node *n, const struct sched_request *r, uint64_t *id, struct err *e)
+{
+    if (!is_first(n))
+        return err_set(e, ERR_UNSUPPORTED, "requests enter at rank 0, this is rank %u", n->c.rank);
+    pthread_mutex_lock(&n->sched_mutex);
+    uint64_t mine = n->last_id + 1;
+    enum err_code rc = sched_submit(n->sched, mine, r, e);
+    if (rc == OK) {
+        n->last_id = mine;
+        *id = mine;
+    }
+    pthread_mutex_unlock(&n->sched_mutex);
+    if (rc == OK)
+        wake(n);
+    return rc;
+}
+
+bool node_cancel(struct node *n, uint64_t id)
+{
+    if (!n->sched)
+        return false;
+    pthread_mutex_lock(&n->sched_mutex);
+    bool found = sched_cancel(n->sched, id);
+    pthread_mutex_unlock(&n->sched_mutex);
+    return found;
+}
+
+void node_stats_get(struct node *n, struct node_stats *out)
+{
+    *out = (struct node_stats){.n_steps = atomic_load(&n->n_steps), .n_tok = atomic_load(&n->n_tok),
+                               .busy_ns = atomic_load(&n->busy_ns)};
+    if (n->edges) {
+        edges_stats(n->edges, EDGES_PREDECESSOR, &out->predecessor);
+        edges_stats(n->edges, EDGES_SUCCESSOR, &out->successor);
+    }
+    if (n->sched) {
+        pthread_mutex_lock(&n->sched_mutex);
+        sched_count(n->sched, &out->sched);
+        pthread_mutex_unlock(&n->sched_mutex);
+    }
+}
+
+uint16_t node_port(const struct node *n)
+{
+    return n->edges ? edges_port(n->edges) : 0;
+}
+
+/* --- life ------------------------------------------------------------------------------------------------------------ */
+
+static enum err_code make_memory(struct node *n, struct err *e)
+{
+    const struct manifest *m = n->c.m;
+    n->b = (struct batch){.cap_entries = m->n_slots, .cap_tok = m->n_batch, .n_embd = m->n_embd};
+    n->b.entries = calloc(m->n_slots, sizeof *n->b.entries);
+    n->b.results = calloc(m->n_slots, sizeof *n->b.results);
+    n->b.tokens = calloc(m->n_batch, sizeof *n->b.tokens);
+    n->b.rows = malloc((size_t)m->n_batch * m->n_embd * sizeof *n->b.rows);
+    n->starts = calloc(m->n_slots, sizeof *n->starts);
+    n->letters = calloc(INBOX_FRAMES, sizeof *n->letters);
+    if (!n->b.entries || !n->b.results || !n->b.tokens || !n->b.rows || !n->starts || !n->letters)
+        return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens", m->n_batch);
+    for (uint32_t i = 0; i < INBOX_FRAMES; i++) {
+        n->letters[i].next = n->unused;
+        n->unused = &n->letters[i];
+    }
+    if (!is_first(n))
+        return OK;
+    struct sched_limits lim = {.n_slots = m->n_slots, .n_ctx = m->n_ctx, .n_vocab = m->n_vocab, .n_batch = m->n_batch,
+                               .max_steps = n->c.max_steps, .max_waiting = n->c.max_waiting};
+    return sched_new(&lim, &n->sched, e);
+}
+
+static enum err_code start_all(struct node *n, struct err *e)
+{
+    enum err_code rc = make_memory(n, e);
+    if (rc != OK)
+        return rc;
+    n->last_news_ns = clock_now_ns();
+    if (n->c.m->n_ranks > 1) {
+        /* Room for every step that may be in flight, and then some. */
+        uint64_t step = FRAME_HEADER_BYTES + 64 + (uint64_t)n->c.m->n_batch * (n->c.m->n_embd + 1) * 4;
+        uint64_t room = step * (n->c.max_steps + 2);
+        if (n->c.link.queue_bytes == 0)
+            n->c.link.queue_bytes = room < LINK_QUEUE_BYTES ? LINK_QUEUE_BYTES : room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+        struct edges_config c = {.m = n->c.m, .rank = n->c.rank, .secret = n->c.secret, .listen_addr = n->c.listen_addr,
+                                 .listen_fd = n->c.listen_fd, .link = n->c.link, .ctx = n, .on_frame = on_frame,
+                                 .on_state = on_state};
+        rc = edges_start(&c, &n->edges, e);
+        if (rc != OK)
+            return rc;
+    } else {
+        n->ready = true;
+    }
+    rc = thread_start(&n->thread, "kv-compute", compute, n, e);
+    n->started = rc == OK;
+    return rc;
+}
+
+enum err_code node_start(const struct node_config *config, struct node **out, struct err *e)
+{
+    if (config->rank >= config->m->n_ranks)
+        return err_set(e, ERR_ARG, "rank %u is not in a ring of %u", config->rank, config->m->n_ranks);
+    struct node *n = calloc(1, sizeof *n);
+    if (!n)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    n->c = *config;
+    const struct manifest *m = n->c.m;
+    n->lim = (struct frame_limits){.n_slots = m->n_slots, .n_ctx = m->n_ctx, .n_vocab = m->n_vocab};
+    n->c.max_steps = n->c.max_steps ? n->c.max_steps : m->n_ranks;
+    n->c.max_waiting = n->c.max_waiting ? n->c.max_waiting : 64;
+    n->c.stall_ms = n->c.stall_ms ? n->c.stall_ms : NODE_STALL_MS;
+    pthread_mutex_init(&n->mutex, NULL);
+    pthread_mutex_init(&n->sched_mutex, NULL);
+    thread_cond_init(&n->wake);
+    thread_cond_init(&n->turned);
+    enum err_code rc = start_all(n, e);
+    if (rc != OK) {
+        node_stop(n);
+        return rc;
+    }
+    *out = n;
+    return OK;
+}
+
+void node_stop(struct node *n)
+{
+    if (!n)
+        return;
+    pthread_mutex_lock(&n->mutex);
+    n->stop = true;
+    pthread_cond_signal(&n->wake);
+    pthread_mutex_unlock(&n->mutex);
+    if (n->started)
+        pthread_join(n->thread, NULL);
+    edges_stop(n->edges, OK, "the node stops");
+    sched_free(n->sched);
+    for (uint32_t i = 0; n->letters && i < INBOX_FRAMES; i++)
+        buf_free(&n->letters[i].payload);
+    free(n->letters);
+    free(n->starts);
+    free(n->b.entries);
+    free(n->b.results);
+    free(n->b.tokens);
+    free(n->b.rows);
+    buf_free(&n->out);
+    pthread_cond_destroy(&n->wake);
+    pthread_cond_destroy(&n->turned);
+    pthread_mutex_destroy(&n->mutex);
+    pthread_mutex_destroy(&n->sched_mutex);
+    free(n);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The scheduler of rank 0: which sequences a step carries. Requests wait for a slot in the order they came; sequences
+ * that have a token ready are spread over the steps in flight so that all ranks are busy; prompts are cut into chunks
+ * that follow each other down the ring without waiting. Pure bookkeeping: no threads, no I/O; the node's compute thread
+ * owns it.
+ */
+#ifndef KVASIR_RING_SCHED_H
+#define KVASIR_RING_SCHED_H
+
+#include "base/err.h"
+#include "batch/batch.h"
+
+#include <stddef.h>
+
+enum sched_reason { SCHED_STOP, SCHED_LENGTH, SCHED_CONTEXT, SCHED_CANCELLED, SCHED_FAILED };
+const char *sched_reason_name(enum sched_reason r); /* "stop", "length", "context", "cancelled", "failed" */
+
+/* A request. The arrays are copied by sched_submit. Callbacks run on the compute thread and must return soon. */
+struct sched_request {
+    const int32_t *tokens; /* the prompt; at least one */
+    uint32_t n_tokens;
+    uint32_t n_predict; /* most tokens to generate, at least 1 */
+    const int32_t *eog; /* tokens that end the text (they are not passed to on_token) */
+    uint32_t n_eog;
+    struct batch_sampling sampling;
+    void *ctx;
+    void (*on_token)(void *ctx, uint64_t id, int32_t token, float logprob);
+    /* Exactly once, last. err: OK unless the reason is SCHED_FAILED; text: one line. */
+    void (*on_end)(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text);
+};
+
+struct sched_limits {
+    uint32_t n_slots, n_ctx, n_vocab, n_batch;
+    uint32_t max_steps;   /* in flight; the number of ranks keeps all of them busy */
+    uint32_t max_waiting; /* requests without a slot */
+};
+
+struct sched; /* opaque */
+
+enum err_code sched_new(const struct sched_limits *lim, struct sched **out, struct err *e) KV_MUST_USE;
+void sched_free(struct sched *s); /* ends what is left as SCHED_CANCELLED */
+
+/* ERR_ARG (empty prompt, token outside the vocabulary), ERR_LIMIT (prompt does not fit the context), ERR_BUSY (too many
+ * waiting), ERR_NOMEM. id: never 0, chosen by the caller, unique. No callback ran when it fails. */
+enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_request *r, struct err *e) KV_MUST_USE;
+/* Ends the request now; its slot is free again once nothing of it is in flight. false: no such request. */
+bool sched_cancel(struct sched *s, uint64_t id);
+
+/* A slot was given to a request and the last rank must know its sampling parameters before the step: the next call of
+ * sched_compose returned it in here. */
+struct sched_start {
+    uint64_t request_id;
+    uint32_t slot;
+    const struct batch_sampling *sampling; /* valid until the next call */
+};
+
+/* Fills b (entries, tokens) with the next step, if there is one to send now: true. starts: at least n_slots of room;
+ * *n_starts of them are requests whose first step this is. step_id: to be given back. */
+bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts, uint32_t *n_starts, uint64_t *step_id);
+
+/* A step came back with its results. ERR_PROTOCOL: results that do not fit what was sent (the step is then failed);
+ * an unknown step (one that failed before) is ignored. */
+enum err_code sched_result(struct sched *s, uint64_t step_id, const struct batch_result *r, uint32_t n,
+                           struct err *e) KV_MUST_USE;
+
+/* A step failed on its way: the requests in it end as SCHED_FAILED. */
+void sched_fail_step(struct sched *s, uint64_t step_id, enum err_code code, const char *text);
+/* Everything that has a slot ends as SCHED_FAILED and nothing is in flight any more (the ring broke). Waiting requests
+ * wait on. */
+void sched_fail_all(struct sched *s, enum err_code code, const char *text);
+
+struct sched_counts {
+    uint32_t n_waiting, n_active, n_steps;
+    uint64_t oldest_step_ns; /* when the oldest step in flight was composed; 0: none */
+    uint64_t n_prompt_tok, n_out_tok;
+};
+void sched_count(const struct sched *s, struct sched_counts *out);
+
+#endif
