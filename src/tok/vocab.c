@@ -175,8 +175,7 @@ static bool eog_by_text(const struct tok *t, int32_t id)
         "<end_of_utterance>",
         "<eos>",
         "<turn|>",
-        "<\xef\xbd\x9c"
-        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<｜end▁of▁sentence｜>",
     };
     uint32_t len;
     const char *text = vocab_text(t, id, &len);
