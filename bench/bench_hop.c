@@ -3,7 +3,11 @@
  * What a hop costs: a ring of stages, each its own process, that only pass a decode step's frame on (12 KiB boundary),
  * through real links: authenticated, encrypted, received on a link thread and sent by a compute thread. Beside it, in
  * turns, a plain TCP ping-pong of the same bytes between two processes. Prints the median per hop of both, where a hop
- * of the ping-pong is half its round trip. Exit status 1 when the ring's is over MAX_RATIO times the other.
+ * of the ping-pong is half its round trip.
+ *
+ * Neighbours of a ring are different machines, so here they are put on different CPUs, the two ends of the ping-pong
+ * alike: a frame then always crosses CPUs. Exit status 1 when the ring's hop is over MAX_RATIO times the other there.
+ * A second line shows the same left to the scheduler, which often lets both ends of the ping-pong share one CPU.
  */
 #include "base/clock.h"
 #include "base/thread.h"
@@ -15,6 +19,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +41,23 @@ static void die(const char *what, const struct err *e)
 {
     fprintf(stderr, "bench_hop: %s: %s\n", what, e ? e->msg : strerror(errno));
     exit(1);
+}
+
+/* Puts this process, threads that it starts later included, on the which-th of the CPUs it may use. */
+static void pin(uint32_t which)
+{
+    cpu_set_t all, one;
+    if (sched_getaffinity(0, sizeof all, &all) != 0)
+        return;
+    which %= (uint32_t)CPU_COUNT(&all);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all) || which-- > 0)
+            continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        if (sched_setaffinity(0, sizeof one, &one) != 0)
+            return; /* then it is left to the scheduler after all */
+    }
 }
 
 /* --- one stage ------------------------------------------------------------------------------------ */
@@ -63,8 +85,8 @@ static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *pay
         s->frame.len = FRAME_HEADER_BYTES + h->length;
     }
     s->full = true;
-    pthread_cond_signal(&s->cond);
     pthread_mutex_unlock(&s->mutex);
+    pthread_cond_signal(&s->cond); /* unlocked: who wakes up can go on at once */
 }
 
 static void on_down(void *ctx, enum err_code code, const char *text)
@@ -255,7 +277,7 @@ static double ping_round_us(int fd, const struct buf *frame, uint8_t *in)
     return (double)(clock_now_ns() - t0) / 1e3;
 }
 
-static int measure(struct stage *s, int ping_fd, const struct buf *frame)
+static double measure(struct stage *s, int ping_fd, const struct buf *frame, const char *how)
 {
     static double ring[N_TURNS * N_ROUNDS], ping[N_TURNS * N_ROUNDS];
     uint8_t *in = malloc(frame->len);
@@ -275,9 +297,10 @@ static int measure(struct stage *s, int ping_fd, const struct buf *frame)
     }
     free(in);
     const double r = median(ring, n), p = median(ping, n), ratio = r / p;
-    printf("hop of %zu bytes, median of %zu rounds: ring %.1f us (%s, %u stages), plain TCP %.1f us, ratio %.2f\n",
-           frame->len, n, r, link_cipher_name(s->out), N_STAGES, p, ratio);
-    return ratio > MAX_RATIO;
+    printf("hop of %zu bytes, %s, median of %zu rounds: ring of %u %.1f us (%s), plain TCP %.1f us, ratio %.2f\n",
+           frame->len, how, n, N_STAGES, r, link_cipher_name(s->out), p, ratio);
+    fflush(stdout);
+    return ratio;
 }
 
 /* --- setting up --------------------------------------------------------------------------------- */
@@ -305,7 +328,8 @@ static void make_manifest(struct manifest *m, struct manifest_rank *ranks, struc
     }
 }
 
-int main(void)
+/* One ring and one ping-pong; returns the ratio. */
+static double run(bool pinned, const char *how)
 {
     static struct manifest_rank ranks[N_STAGES];
     static struct key_secret keys[N_STAGES];
@@ -316,8 +340,8 @@ int main(void)
     int fds[N_STAGES], pong_fd, ping_fd;
     uint16_t pong_port;
     char pong_addr[32];
-    if (key_library_init(&e) != OK || net_tcp_listen("127.0.0.1:0", &pong_fd, &pong_port, &e) != OK)
-        die("start", &e);
+    if (net_tcp_listen("127.0.0.1:0", &pong_fd, &pong_port, &e) != OK)
+        die("listen", &e);
     make_manifest(&m, ranks, keys, fds);
     make_frame(&frame);
     for (uint32_t i = 0; i < N_STAGES; i++) { /* child 0 is the pong, the others are ranks; rank 0 is this process */
@@ -326,23 +350,42 @@ int main(void)
             die("fork", NULL);
         if (children[i] > 0)
             continue;
+        if (pinned)
+            pin(i == 0 ? 1 : i);
         if (i == 0)
             pong_main(pong_fd, frame.len);
         struct stage s = {.rank = i, .keys = keys, .m = &m};
         stage_main(&s, fds);
     }
+    cpu_set_t before;
+    if (sched_getaffinity(0, sizeof before, &before) != 0)
+        die("affinity", NULL);
+    if (pinned)
+        pin(0);
     snprintf(pong_addr, sizeof pong_addr, "127.0.0.1:%u", pong_port);
     if (net_tcp_connect(pong_addr, clock_deadline_ms(WAIT_MS), &ping_fd, &e) != OK)
         die("connect", &e);
     make_blocking(ping_fd);
     struct stage s = {.rank = 0, .keys = keys, .m = &m};
     struct link_listener *listener = stage_open(&s, fds);
-    int rc = measure(&s, ping_fd, &frame);
+    double ratio = measure(&s, ping_fd, &frame, how);
     stage_close(&s, listener);
     close(ping_fd);
     close(pong_fd);
     for (uint32_t i = 0; i < N_STAGES; i++)
         waitpid(children[i], NULL, 0);
     buf_free(&frame);
-    return rc;
+    if (sched_setaffinity(0, sizeof before, &before) != 0)
+        die("affinity", NULL);
+    return ratio;
+}
+
+int main(void)
+{
+    struct err e;
+    if (key_library_init(&e) != OK)
+        die("start", &e);
+    const double ratio = run(true, "neighbours on different CPUs");
+    run(false, "left to the scheduler");
+    return ratio > MAX_RATIO;
 }

@@ -5,28 +5,18 @@
 #include "crypto/seal.h"
 
 #include "base/buf.h"
+#include "crypto/aead.h"
 #include "crypto/digest.h"
 
 #include <sodium.h>
 #include <string.h>
 
-#define NONCE_BYTES 12u
-
-_Static_assert(SEAL_KEY_BYTES == crypto_aead_chacha20poly1305_ietf_KEYBYTES, "ChaCha20 key");
-_Static_assert(SEAL_KEY_BYTES == crypto_aead_aes256gcm_KEYBYTES, "AES-256 key");
-_Static_assert(SEAL_TAG_BYTES == crypto_aead_chacha20poly1305_ietf_ABYTES, "Poly1305 tag");
-_Static_assert(SEAL_TAG_BYTES == crypto_aead_aes256gcm_ABYTES, "GCM tag");
-_Static_assert(NONCE_BYTES == crypto_aead_chacha20poly1305_ietf_NPUBBYTES, "ChaCha20 nonce");
-_Static_assert(NONCE_BYTES == crypto_aead_aes256gcm_NPUBBYTES, "GCM nonce");
 _Static_assert(SEAL_KEY_BYTES == crypto_scalarmult_SCALARBYTES, "X25519 scalar");
 _Static_assert(SEAL_POINT_BYTES == crypto_scalarmult_BYTES, "X25519 point");
 _Static_assert(SEAL_KEY_BYTES == DIGEST_BYTES, "a derived key is a digest");
-_Static_assert(sizeof(crypto_aead_aes256gcm_state) <= sizeof(((struct seal_key *)0)->aes), "AES state is too small");
-_Static_assert(_Alignof(crypto_aead_aes256gcm_state) <= _Alignof(struct seal_key), "AES state is not aligned");
-
 unsigned seal_ciphers(void)
 {
-    return SEAL_CHACHA20 | (crypto_aead_aes256gcm_is_available() ? SEAL_AES256GCM : 0u);
+    return SEAL_CHACHA20 | (aead_has_aes() ? SEAL_AES256GCM : 0u);
 }
 
 enum seal_cipher seal_choose(unsigned mine, unsigned theirs)
@@ -68,26 +58,21 @@ void seal_derive(const uint8_t secret[SEAL_KEY_BYTES], const char *label, const 
     sodium_memzero(&s, sizeof s);
 }
 
-static crypto_aead_aes256gcm_state *aes_of(struct seal_key *k)
-{
-    return (crypto_aead_aes256gcm_state *)(void *)k->aes;
-}
-
 void seal_key_init(struct seal_key *k, enum seal_cipher cipher, const uint8_t key[SEAL_KEY_BYTES])
 {
+    memset(k, 0, sizeof *k);
     k->cipher = cipher;
-    k->n = 0;
     memcpy(k->key, key, SEAL_KEY_BYTES);
-    if (cipher == SEAL_AES256GCM)
-        crypto_aead_aes256gcm_beforenm(aes_of(k), key);
+    aead_set_key(k);
 }
 
 void seal_key_wipe(struct seal_key *k)
 {
+    aead_fini(k);
     sodium_memzero(k, sizeof *k);
 }
 
-static void nonce_of(const struct seal_key *k, uint8_t nonce[NONCE_BYTES])
+static void nonce_of(const struct seal_key *k, uint8_t nonce[AEAD_NONCE_BYTES])
 {
     memset(nonce, 0, 4);
     le_put_u64(nonce + 4, k->n);
@@ -99,32 +84,26 @@ static void advance(struct seal_key *k)
         return;
     uint8_t next[SEAL_KEY_BYTES];
     seal_derive(k->key, "kvasir next key", NULL, 0, next);
-    seal_key_init(k, k->cipher, next);
+    memcpy(k->key, next, sizeof next);
+    k->n = 0;
+    aead_set_key(k);
     sodium_memzero(next, sizeof next);
 }
 
 void seal_put(struct seal_key *k, const void *ad, size_t ad_len, const void *data, size_t len, uint8_t *out)
 {
-    uint8_t nonce[NONCE_BYTES];
+    uint8_t nonce[AEAD_NONCE_BYTES];
     nonce_of(k, nonce);
-    if (k->cipher == SEAL_AES256GCM)
-        crypto_aead_aes256gcm_encrypt_afternm(out, NULL, data, len, ad, ad_len, NULL, nonce, aes_of(k));
-    else
-        crypto_aead_chacha20poly1305_ietf_encrypt(out, NULL, data, len, ad, ad_len, NULL, nonce, k->key);
+    aead_put(k, nonce, ad, ad_len, data, len, out);
     advance(k);
 }
 
 enum err_code seal_get(struct seal_key *k, const void *ad, size_t ad_len, const void *data, size_t len, uint8_t *out,
                        struct err *e)
 {
-    uint8_t nonce[NONCE_BYTES];
-    int rc = -1;
+    uint8_t nonce[AEAD_NONCE_BYTES];
     nonce_of(k, nonce);
-    if (len >= SEAL_TAG_BYTES && k->cipher == SEAL_AES256GCM)
-        rc = crypto_aead_aes256gcm_decrypt_afternm(out, NULL, NULL, data, len, ad, ad_len, nonce, aes_of(k));
-    else if (len >= SEAL_TAG_BYTES)
-        rc = crypto_aead_chacha20poly1305_ietf_decrypt(out, NULL, NULL, data, len, ad, ad_len, nonce, k->key);
-    if (rc != 0)
+    if (len < SEAL_TAG_BYTES || !aead_get(k, nonce, ad, ad_len, data, len, out))
         return err_set(e, ERR_AUTH, "the seal of record %llu is broken", (unsigned long long)k->n);
     advance(k);
     return OK;

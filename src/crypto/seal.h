@@ -46,19 +46,24 @@ enum err_code seal_agree(const struct seal_ephemeral *mine, const uint8_t theirs
 void seal_derive(const uint8_t secret[SEAL_KEY_BYTES], const char *label, const void *context, size_t len,
                  uint8_t out[SEAL_KEY_BYTES]);
 
-/* One direction of one session. The nonce is 4 zero bytes and the u64 little-endian number of the record under its
- * key. After SEAL_RECORDS_PER_KEY records key = seal_derive(key, "kvasir next key", "", 0) and the count begins at 0.
+/* One direction of one session; not to be copied. The nonce is 4 zero bytes and the u64 little-endian number of the
+ * record under its key. After SEAL_RECORDS_PER_KEY records key = seal_derive(key, "kvasir next key", "", 0) and the
+ * count begins at 0.
  */
 struct seal_key {
     _Alignas(16) uint8_t aes[512]; /* expanded key of AES-256-GCM */
     uint8_t key[SEAL_KEY_BYTES];
     uint64_t n; /* records sealed or opened under this key */
     enum seal_cipher cipher;
+    void *fast; /* aead.c: owned */
+    bool fast_opens, fast_keyed, fast_failed;
 };
+/* Of a fresh struct or a wiped one. */
 void seal_key_init(struct seal_key *k, enum seal_cipher cipher, const uint8_t key[SEAL_KEY_BYTES]);
 void seal_key_wipe(struct seal_key *k);
 
-/* out receives len + SEAL_TAG_BYTES bytes and may be data itself. ad: authenticated, not sent. */
+/* out receives len + SEAL_TAG_BYTES bytes; apart from data. ad: authenticated, not sent. A key is used either to put or
+ * to get. */
 void seal_put(struct seal_key *k, const void *ad, size_t ad_len, const void *data, size_t len, uint8_t *out);
 /* The opposite; len counts the tag, out receives len - SEAL_TAG_BYTES bytes and may be data. ERR_AUTH when anything
  * differs from what was sealed as the record of this number; out is then not to be used, nor k again. */

@@ -269,6 +269,8 @@ const char *handshake_cipher_name(const struct handshake *h)
 
 void handshake_wipe(struct handshake *h)
 {
+    seal_key_wipe(&h->tx);
+    seal_key_wipe(&h->rx);
     seal_wipe(h, sizeof *h);
 }
 

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The two ciphers of seal.h, each by libcrypto where the build has it, which is several times as fast on recent
+ * processors, and by libsodium otherwise, or when libcrypto fails. Both compute the same bytes, so the ends of a link
+ * need not have the same. For seal.c only.
+ */
+#ifndef KVASIR_CRYPTO_AEAD_H
+#define KVASIR_CRYPTO_AEAD_H
+
+#include "crypto/seal.h"
+
+#define AEAD_NONCE_BYTES 12u
+
+/* Can this machine do AES-256-GCM in hardware? */
+bool aead_has_aes(void);
+
+/* Sets the key, also in place of an older one. k->cipher, k->key are filled in. */
+void aead_set_key(struct seal_key *k);
+void aead_fini(struct seal_key *k); /* frees; does not wipe *k itself */
+
+void aead_put(struct seal_key *k, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_len,
+              const void *data, size_t len, uint8_t *out);
+/* len counts the tag and is at least SEAL_TAG_BYTES. */
+bool aead_get(struct seal_key *k, const uint8_t nonce[AEAD_NONCE_BYTES], const void *ad, size_t ad_len,
+              const void *data, size_t len, uint8_t *out);
+
+#endif
