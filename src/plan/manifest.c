@@ -350,8 +350,6 @@ static enum err_code read_key(const char *path, yyjson_val *v, struct key_public
     return rc;
 }
 
-static enum err_code read_ranks(yyjson_val *v, struct manifest *m, struct err *e);
-
 /* Reads a value into its place. Ranges are left to manifest_check; here it only has to fit. */
 static enum err_code field_read(const char *path, yyjson_val *v, void *base, const struct field *f, struct err *e)
 {
@@ -397,8 +395,8 @@ static enum err_code field_read(const char *path, yyjson_val *v, void *base, con
         return rc;
     case K_WINDOW:
         return read_window(path, v, base, e);
-    case K_RANKS:
-        return read_ranks(v, base, e);
+    case K_RANKS: /* ranks_read */
+        return yyjson_is_arr(v) ? OK : err_set(e, ERR_FORMAT, "%s: not an array", path);
     }
     return rc;
 }
@@ -434,26 +432,28 @@ static enum err_code object_read(yyjson_val *v, const char *where, int rank, voi
     return OK;
 }
 
-static enum err_code read_ranks(yyjson_val *v, struct manifest *m, struct err *e)
+static enum err_code ranks_read(yyjson_val *v, struct manifest_rank **out, uint32_t *n_out, struct err *e)
 {
     char where[32];
     size_t n = yyjson_arr_size(v), i, max;
     yyjson_val *item;
-    if (!yyjson_is_arr(v))
-        return err_set(e, ERR_FORMAT, "ranks: not an array");
     if (n == 0 || n > MANIFEST_MAX_RANKS)
         return err_set(e, ERR_RANGE, "ranks: there are %zu, 1 to %u are allowed", n, MANIFEST_MAX_RANKS);
-    m->ranks = calloc(n, sizeof *m->ranks);
-    if (!m->ranks)
+    struct manifest_rank *ranks = calloc(n, sizeof *ranks);
+    if (!ranks)
         return err_set(e, ERR_NOMEM, "out of memory for %zu ranks", n);
-    m->n_ranks = (uint32_t)n;
+    enum err_code rc = OK;
     yyjson_arr_foreach(v, i, max, item)
     {
         snprintf(where, sizeof where, "ranks[%zu]", i);
-        enum err_code rc = object_read(item, where, (int)i, &m->ranks[i], rank_fields, N_RANK_FIELDS, e);
-        if (rc != OK)
+        rc = object_read(item, where, (int)i, &ranks[i], rank_fields, N_RANK_FIELDS, e);
+        if (rc != OK) {
+            free(ranks);
             return rc;
+        }
     }
+    *out = ranks;
+    *n_out = (uint32_t)n;
     return OK;
 }
 
@@ -479,7 +479,10 @@ enum err_code manifest_parse(const void *json, size_t len, struct manifest *out,
     enum err_code rc = json_open(json, len, &doc, e);
     if (rc != OK)
         return rc;
-    rc = object_read(yyjson_doc_get_root(doc), "the manifest", -1, &m, ring_fields, N_RING_FIELDS, e);
+    yyjson_val *root = yyjson_doc_get_root(doc);
+    rc = object_read(root, "the manifest", -1, &m, ring_fields, N_RING_FIELDS, e);
+    if (rc == OK)
+        rc = ranks_read(yyjson_obj_get(root, "ranks"), &m.ranks, &m.n_ranks, e);
     yyjson_doc_free(doc);
     if (rc == OK)
         rc = manifest_check(&m, e);

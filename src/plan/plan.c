@@ -218,6 +218,6 @@ uint64_t plan_kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, ui
     total *= n_ctx;
     if (total > UINT64_MAX)
         return UINT64_MAX;
-    total *= (uint64_t)n_slots * element_bytes;
+    total *= (wide)n_slots * element_bytes;
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
 }

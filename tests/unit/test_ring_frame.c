@@ -203,7 +203,7 @@ static void step_is_read_back(void **state)
     assert_int_equal(g->n_results, 0);
     assert_memory_equal(g->entries, b->entries, 2 * sizeof b->entries[0]);
     assert_memory_equal(g->tokens, b->tokens, 3 * sizeof b->tokens[0]);
-    assert_memory_equal(g->rows, b->rows, 3 * N_EMBD * sizeof b->rows[0]);
+    assert_memory_equal(g->rows, b->rows, sizeof b->rows[0] * 3 * N_EMBD);
 }
 
 static void step_without_rows_has_width_0(void **state)
@@ -213,7 +213,7 @@ static void step_without_rows_has_width_0(void **state)
     struct buf out = {0};
     struct err e;
     assert_int_equal(frame_step_put(&out, 9, room_step(&r), false, &e), OK);
-    assert_int_equal(out.len, sizeof golden_step - 4 * 3 * N_EMBD);
+    assert_int_equal(out.len, sizeof golden_step - sizeof(float) * 3 * N_EMBD);
     assert_int_equal(header_of(&out).step_id, 9);
     assert_int_equal(le_get_u32(payload_of(&out) + 8), 0);
     assert_int_equal(frame_step_get(payload_of(&out), payload_len(&out), &limits, false, room_batch(&got), &e), OK);
