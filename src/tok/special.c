@@ -13,9 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The longest special token at p, at most max bytes long and ending on a byte that is not taken. */
-static const struct vocab_special *longest_at(const struct tok *t, const uint8_t *p, const uint8_t *taken, size_t max,
-                                              bool parse_special)
+/* The longest special token at p, at most max bytes long. */
+static const struct vocab_special *longest_at(const struct tok *t, const uint8_t *p, size_t max, bool parse_special)
 {
     const struct vocab_special *best = NULL;
     size_t first = t->special_first[p[0]], end = t->special_first[p[0] + 1];
@@ -23,7 +22,7 @@ static const struct vocab_special *longest_at(const struct tok *t, const uint8_t
         /* All of [first, end) begin with p[0 .. depth); those that end here come first. */
         for (; first < end && t->special[first].len == depth; first++) {
             const struct vocab_special *s = &t->special[first];
-            if (!taken[depth - 1] && (parse_special || s->in_plain_text) && (!best || best->len < depth))
+            if ((parse_special || s->in_plain_text) && (!best || best->len < depth))
                 best = s;
         }
         if (depth == max)
@@ -68,7 +67,7 @@ struct splitter {
 
 static bool enqueue(struct splitter *s, uint32_t pos, size_t max)
 {
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, s->taken + pos, max, s->parse_special);
+    const struct vocab_special *x = longest_at(s->t, s->text + pos, max, s->parse_special);
     return !x || queue_push(&s->queue, (struct queue_item){(double)x->len, pos, x->len});
 }
 
@@ -82,7 +81,7 @@ static bool take(struct splitter *s, uint32_t pos, uint32_t len)
         s->cut = p;
         s->cap_cuts = cap;
     }
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, s->taken + pos, len, s->parse_special);
+    const struct vocab_special *x = longest_at(s->t, s->text + pos, len, s->parse_special);
     s->cut[s->n_cuts++] = (struct vocab_cut){pos, len, x};
     memset(s->taken + pos, 1, len);
     return true;

@@ -269,14 +269,14 @@ static void penalties_change_what_top_k_keeps(void **state)
 static void penalties_keep_huge_logits_finite(void **state)
 {
     (void)state;
-    const float logits[N_VOCAB] = {FLT_MAX, -FLT_MAX, 0, 0, 0, 0, 0, -INFINITY};
-    const int32_t history[] = {0, 1, 7};
+    const float logits[N_VOCAB] = {0, -FLT_MAX, 0, FLT_MAX, 0, 0, 0, -INFINITY};
+    const int32_t history[] = {3, 1, 7};
     struct batch_sampling p = plain();
     struct sampler *s = make(N_VOCAB);
     p.repeat_penalty = 0.5f;
-    assert_int_equal(draw_one(s, &p, logits, history, 3, 1), 0);
+    assert_int_equal(draw_one(s, &p, logits, history, 3, 1), 3);
     p.repeat_penalty = 10;
-    assert_int_equal(draw_one(s, &p, logits, history, 3, 1), 0);
+    assert_int_equal(draw_one(s, &p, logits, history, 3, 1), 3);
     sampler_free(s);
 }
 
