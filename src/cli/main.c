@@ -1,6 +1,53 @@
-/* SPDX-License-Identifier: MIT */
-#include "base/err.h"
-int main(void)
+/* SPDX-License-Identifier: MIT
+ *
+ * kvasir: finds the subcommand and runs it.
+ */
+#include "cli/commands.h"
+#include "crypto/key.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static void print_usage(FILE *out)
 {
-    return 0;
+    fprintf(out, "usage: kvasir COMMAND [ARGS]\n\nRuns a large language model around a ring of devices; none of them holds "
+                 "all of it.\n\ncommands:\n");
+    for (const struct command *c = commands; c->name; c++)
+        fprintf(out, "  %-10s%s\n", c->name, c->help);
+    fprintf(out, "\nkvasir COMMAND --help says more; kvasir --version shows the version.\n"
+                 "KVASIR_LOG=error|warn|info|debug sets how much is logged (default: warn).\n");
+}
+
+int main(int argc, char **argv)
+{
+    struct err e;
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_usage(stdout);
+        return EXIT_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("kvasir %s\n", KVASIR_VERSION);
+        return EXIT_OK;
+    }
+    for (const struct command *c = commands; c->name; c++) {
+        if (strcmp(c->name, argv[1]) != 0)
+            continue;
+        if (key_library_init(&e) != OK)
+            return opt_fail(&e);
+        int rc = c->run(argc - 1, argv + 1, c);
+        if (fflush(stdout) != 0 && rc == EXIT_OK) {
+            perror("kvasir: cannot write to the standard output");
+            rc = EXIT_FAILED;
+        }
+        return rc;
+    }
+    fprintf(stderr, "kvasir: there is no command '%s'\n", argv[1]);
+    print_usage(stderr);
+    return EXIT_USAGE;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "engine/backend.h"
 
+#include "model/gguf.h"
+
 #include <ggml-cpu.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,6 +13,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load_plugins(void)
 {
+    gguf_take_ggml_log();
     ggml_backend_load_all();
 }
 

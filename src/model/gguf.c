@@ -67,6 +67,11 @@ static void on_ggml_log(enum ggml_log_level level, const char *text, void *user)
     log_debug("ggml", "%s", line);
 }
 
+void gguf_take_ggml_log(void)
+{
+    ggml_log_set(on_ggml_log, NULL);
+}
+
 static enum err_code file_parsed(struct gguf_file *f, struct err *e)
 {
     if (!f->ctx)
@@ -228,7 +233,7 @@ static enum err_code open_files(struct gguf *g, struct err *e)
 
 enum err_code gguf_open(const char *path, struct gguf **out, struct err *e)
 {
-    ggml_log_set(on_ggml_log, NULL);
+    gguf_take_ggml_log();
     struct gguf *g = calloc(1, sizeof *g);
     if (g)
         g->path = strdup(path);
@@ -247,7 +252,7 @@ enum err_code gguf_open(const char *path, struct gguf **out, struct err *e)
 
 enum err_code gguf_open_mem(const void *data, size_t len, struct gguf **out, struct err *e)
 {
-    ggml_log_set(on_ggml_log, NULL);
+    gguf_take_ggml_log();
     struct gguf *g = calloc(1, sizeof *g);
     if (g) {
         g->path = strdup("(memory)");
@@ -510,7 +515,7 @@ enum err_code gguf_arr_f32(const struct gguf *g, const char *key, size_t n_expec
                            struct err *e)
 {
     int64_t id;
-    size_t len;
+    size_t len = 0;
     enum err_code rc = array_of(g, key, n_expected, &id, &len, e);
     if (rc != OK)
         return rc;
@@ -525,7 +530,7 @@ enum err_code gguf_arr_i32(const struct gguf *g, const char *key, size_t n_expec
                            struct err *e)
 {
     int64_t id;
-    size_t len;
+    size_t len = 0;
     enum err_code rc = array_of(g, key, n_expected, &id, &len, e);
     if (rc != OK)
         return rc;
@@ -545,7 +550,7 @@ enum err_code gguf_arr_i32(const struct gguf *g, const char *key, size_t n_expec
 enum err_code gguf_arr_strs(const struct gguf *g, const char *key, size_t n_expected, size_t *n, struct err *e)
 {
     int64_t id;
-    size_t len;
+    size_t len = 0;
     enum err_code rc = array_of(g, key, n_expected, &id, &len, e);
     if (rc != OK)
         return rc;

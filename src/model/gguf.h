@@ -15,6 +15,10 @@
 
 struct gguf; /* opaque; owns the open files */
 
+/* Sends what ggml says of itself to our log, at debug. Opening a model does it too; before plugins are loaded it must
+ * have been called. */
+void gguf_take_ggml_log(void);
+
 /* A tensor's place. Strings and struct are owned by the gguf. */
 struct gguf_tensor {
     const char *name;

@@ -109,7 +109,8 @@ static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code,
         log_info("ring", "rank=%u the %s is linked", n->c.rank, who);
     pthread_mutex_lock(&n->mutex);
     if (!up && !n->stop) {
-        log_warn("ring", "%s: the %s of rank %u is lost: %s", err_name(code), who, n->c.rank, text);
+        log_line(code == OK ? LOG_INFO : LOG_WARN, "ring", "%s: the %s of rank %u is lost: %s", err_name(code), who,
+                 n->c.rank, text);
         err_set(&n->lost, code == OK ? ERR_CLOSED : code, "rank %u lost its %s: %s", n->c.rank, who,
                 text[0] ? text : err_text(code));
     }

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kvasir node: one stage of a ring, until it is told to stop. With --status-fd it reports as JSON lines to whoever
+ * started it (up, run).
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/gen.h"
+#include "cli/rank.h"
+#include "cli/signals.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STATS_MS 1000
+
+struct node_command {
+    const char *model, *manifest, *key, *signer, *listen;
+    struct rank_options rank;
+    uint32_t listen_fd, status_fd, warmup;
+    /* while it runs */
+    struct manifest m;
+    struct key_secret secret;
+    struct rank r;
+    int signal_fd;
+};
+
+#define NO_FD UINT32_MAX
+
+/* One line, one write: readers never see half of it. Nobody there to read it is not our failure. */
+static void status(const struct node_command *c, const char *line)
+{
+    if (c->status_fd == NO_FD)
+        return;
+    size_t n = strlen(line);
+    if (write((int)c->status_fd, line, n) != (ssize_t)n)
+        log_debug("node", "nobody reads the status");
+}
+
+static void on_event(void *ctx, const struct node_event *ev)
+{
+    const struct node_command *c = ctx;
+    status(c, ev->type == NODE_READY ? "{\"event\":\"whole\"}\n" : "{\"event\":\"lost\"}\n");
+    if (ev->type == NODE_READY)
+        log_info("node", "the ring is whole");
+}
+
+static void put_stats(const struct node_command *c)
+{
+    struct rank_report s;
+    char line[512];
+    if (c->status_fd == NO_FD)
+        return;
+    rank_report_of(&c->r, &s);
+    snprintf(line, sizeof line,
+             "{\"event\":\"stats\",\"rss_bytes\":%llu,\"weight_bytes\":%llu,\"kv_bytes\":%llu,\"compute_bytes\":%llu,"
+             "\"steps\":%llu,\"tok\":%llu,\"busy_ns\":%llu,\"in_bytes\":%llu,\"out_bytes\":%llu,\"out_tok\":%llu}\n",
+             (unsigned long long)s.rss_bytes, (unsigned long long)s.weight_bytes, (unsigned long long)s.kv_bytes,
+             (unsigned long long)s.compute_bytes, (unsigned long long)s.n_steps, (unsigned long long)s.n_tok,
+             (unsigned long long)s.busy_ns, (unsigned long long)s.in_bytes, (unsigned long long)s.out_bytes,
+             (unsigned long long)s.n_out_tok);
+    status(c, line);
+}
+
+/* Manifest, key, place in the ring. */
+static enum err_code identify(struct node_command *c, uint32_t *index, struct err *e)
+{
+    struct key_public signer, by, me;
+    char text[KEY_TEXT_SIZE];
+    enum err_code rc = c->signer ? key_parse(c->signer, &signer, e) : OK;
+    if (rc != OK)
+        return err_prefix(e, "--signer");
+    rc = manifest_load(c->manifest, c->signer ? &signer : NULL, &c->m, &by, e);
+    if (rc != OK)
+        return rc;
+    if (!c->signer)
+        log_warn("node", "manifest signed by %s, which nobody vouched for: see --signer", key_text(&by, text));
+    rc = key_load(c->key, &c->secret, e);
+    if (rc != OK)
+        return rc;
+    key_public_of(&c->secret, &me);
+    int rank = manifest_rank_of(&c->m, &me);
+    if (rank < 0)
+        return err_set(e, ERR_AUTH, "the key %s (%s) is not in the ring of %s", key_text(&me, text), c->key,
+                       c->manifest);
+    *index = (uint32_t)rank;
+    return OK;
+}
+
+static enum err_code load(struct node_command *c, uint32_t index, struct err *e)
+{
+    struct gguf *g;
+    uint8_t id[DIGEST_BYTES];
+    enum err_code rc = gguf_open(c->model, &g, e);
+    if (rc != OK)
+        return rc;
+    rc = rank_model_id(g, id, e);
+    if (rc == OK)
+        rc = rank_open(&c->r, g, &c->m, index, id, &c->rank, e);
+    gguf_close(g);
+    return rc;
+}
+
+/* Generates some tokens and reports how fast they came. */
+static void warm_up(struct node_command *c)
+{
+    int32_t first = 1 % (int32_t)c->m.n_vocab, token;
+    struct tok_ids prompt = {.id = &first, .n = 1};
+    struct batch_sampling greedy = {.top_p = 1, .repeat_penalty = 1};
+    struct gen g;
+    struct err e;
+    bool ended = false;
+    char line[64];
+    uint32_t n = c->warmup < c->m.n_ctx ? c->warmup : c->m.n_ctx - 1;
+    uint64_t deadline = clock_deadline_ms(60000);
+    if (n < 2 || gen_start(&g, c->r.node, NULL, &prompt, n, &greedy, &e) != OK)
+        return;
+    while (!ended && clock_now_ns() < deadline) {
+        struct pollfd fds[2] = {{.fd = g.event_fd, .events = POLLIN}, {.fd = c->signal_fd, .events = POLLIN}};
+        if (gen_take(&g, &token, &ended) || ended)
+            continue;
+        poll(fds, 2, clock_left_ms(deadline));
+        if (fds[1].revents) /* told to stop: serve() takes the signal */
+            break;
+    }
+    if (!ended)
+        node_cancel(c->r.node, g.id);
+    else if (g.reason != SCHED_FAILED && g.last_ns > g.first_ns) {
+        snprintf(line, sizeof line, "{\"event\":\"rate\",\"tok_per_s\":%.2f}\n",
+                 (double)(g.n - 1) * 1e9 / (double)(g.last_ns - g.first_ns));
+        status(c, line);
+    }
+    gen_fini(&g);
+}
+
+static void serve(struct node_command *c)
+{
+    bool warmed = c->warmup == 0 || c->r.rank != 0;
+    uint64_t next = clock_now_ns();
+    for (;;) {
+        struct pollfd fd = {.fd = c->signal_fd, .events = POLLIN};
+        int wait = warmed ? clock_left_ms(next) : 20;
+        poll(&fd, 1, wait > STATS_MS ? STATS_MS : wait);
+        if (signals_take(c->signal_fd))
+            return;
+        if (!warmed && node_is_ready(c->r.node)) {
+            warm_up(c);
+            warmed = true;
+        }
+        if (clock_now_ns() >= next) {
+            put_stats(c);
+            next = clock_deadline_ms(STATS_MS);
+        }
+    }
+}
+
+static enum err_code run(struct node_command *c, struct err *e)
+{
+    uint32_t index = 0;
+    char tag[32];
+    enum err_code rc = signals_open(&c->signal_fd, e);
+    if (rc == OK)
+        rc = identify(c, &index, e);
+    if (rc != OK)
+        return rc;
+    if (c->status_fd == NO_FD) {
+        snprintf(tag, sizeof tag, "rank %u", index);
+        log_set_tag(tag);
+    }
+    rc = load(c, index, e);
+    if (rc != OK)
+        return rc;
+    const char *addr = c->listen                   ? c->listen
+                       : c->listen_fd != NO_FD     ? NULL
+                       : c->m.ranks[index].addr[0] ? c->m.ranks[index].addr
+                                                   : NULL;
+    struct node_config config = {.secret = &c->secret, .listen_addr = addr, .ctx = c, .on_event = on_event,
+                                 .listen_fd = c->listen_fd != NO_FD ? (int)c->listen_fd : -1};
+    rc = rank_start(&c->r, &c->m, &config, e);
+    if (rc != OK)
+        return rc;
+    status(c, "{\"event\":\"loaded\"}\n");
+    if (c->m.n_ranks == 1) /* no probe has to go around */
+        on_event(c, &(struct node_event){.type = NODE_READY});
+    log_info("node", "rank=%u window=[%u,%u) serving", index, c->m.ranks[index].first, c->m.ranks[index].end);
+    serve(c);
+    put_stats(c);
+    return OK;
+}
+
+int cmd_node(int argc, char **argv, const struct command *cmd)
+{
+    struct node_command c = {.listen_fd = NO_FD, .status_fd = NO_FD, .signal_fd = -1};
+    const struct opt opts[] = {
+        {"manifest", 'm', OPT_STRING, "FILE", "the ring's manifest; its signature is FILE.sig", &c.manifest, 0, 0},
+        {"key", 'k', OPT_STRING, "FILE", "this node's identity (kvasir keygen)", &c.key, 0, 0},
+        {"signer", 0, OPT_STRING, "KEY", "public key that must have signed the manifest", &c.signer, 0, 0},
+        {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: as in the manifest)", &c.listen, 0, 0},
+        {"listen-fd", 0, OPT_U32, "N", "use this inherited listening socket", &c.listen_fd, 3, 1 << 20},
+        {"status-fd", 0, OPT_U32, "N", "report as JSON lines on this descriptor", &c.status_fd, 1, 1 << 20},
+        {"warmup", 0, OPT_U32, "N", "rank 0: generate N tokens first and report the speed", &c.warmup, 0, 4096},
+        {"device", 'd', OPT_STRING, "NAME", "compute device (default: as in the manifest)", &c.rank.device, 0, 0},
+        RANK_OPTION_ROWS(c.rank),
+        {0},
+    };
+    uint32_t n;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    if (rc >= 0)
+        return rc;
+    if (n != 1)
+        return opt_usage(cmd, "which model?");
+    if (!c.manifest || !c.key)
+        return opt_usage(cmd, "%s is needed", c.manifest ? "--key" : "--manifest");
+    struct err e;
+    enum err_code code = run(&c, &e);
+    rank_close(&c.r);
+    manifest_fini(&c.m);
+    key_wipe(&c.secret);
+    if (c.signal_fd >= 0)
+        close(c.signal_fd);
+    return code == OK ? EXIT_OK : opt_fail(&e);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kvasir plan: divides a model into windows. With the nodes' keys and addresses it writes the signed manifest that
+ * `kvasir node` takes on each machine.
+ */
+#include "cli/commands.h"
+#include "cli/layout.h"
+#include "cli/rank.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct plan_command {
+    const char *model, *out, *key, *kv;
+    struct layout_options layout;
+    struct opt_list nodes;
+    bool even, json;
+};
+
+/* "KEY@HOST:PORT", or "KEY" for a node that nothing can dial. */
+static enum err_code parse_node(const char *text, struct manifest_rank *r, struct err *e)
+{
+    char key[KEY_TEXT_SIZE];
+    const char *at = strchr(text, '@');
+    size_t n = at ? (size_t)(at - text) : strlen(text);
+    if (n >= sizeof key)
+        return err_set(e, ERR_ARG, "node '%s' is not of the form KEY@HOST:PORT", text);
+    memcpy(key, text, n);
+    key[n] = 0;
+    enum err_code rc = key_parse(key, &r->key, e);
+    if (rc != OK)
+        return err_prefix(e, "node '%s' (KEY@HOST:PORT)", text);
+    if (at && snprintf(r->addr, sizeof r->addr, "%s", at + 1) >= (int)sizeof r->addr)
+        return err_set(e, ERR_ARG, "the address of node '%s' is too long", text);
+    return OK;
+}
+
+static enum err_code write_manifest(const struct plan_command *c, const struct gguf *g, struct manifest *m,
+                                    struct err *e)
+{
+    struct key_secret signer;
+    struct key_public by;
+    if (c->nodes.n != m->n_ranks)
+        return err_set(e, ERR_ARG, "%u windows need as many --node options, %u are given", m->n_ranks, c->nodes.n);
+    enum err_code rc = OK;
+    for (uint32_t i = 0; rc == OK && i < m->n_ranks; i++)
+        rc = parse_node(c->nodes.item[i], &m->ranks[i], e);
+    for (uint32_t i = 0; i < m->n_ranks; i++) { /* the end that can be dialled is dialled */
+        const struct manifest_rank *next = &m->ranks[(i + 1) % m->n_ranks];
+        m->ranks[i].dial = next->addr[0] ? MANIFEST_DIAL_PREDECESSOR : MANIFEST_DIAL_SUCCESSOR;
+    }
+    if (rc == OK)
+        rc = rank_model_id(g, m->model_id, e);
+    if (rc == OK)
+        rc = key_load(c->key, &signer, e);
+    if (rc != OK)
+        return rc;
+    /* A new ring: its id comes from a fresh key that nobody keeps. */
+    struct key_secret fresh;
+    key_generate(&fresh);
+    key_public_of(&fresh, &by);
+    key_wipe(&fresh);
+    digest_of(&by, sizeof by, m->ring_id);
+    rc = manifest_save(c->out, m, &signer, e);
+    key_public_of(&signer, &by);
+    key_wipe(&signer);
+    if (rc == OK) {
+        char text[KEY_TEXT_SIZE];
+        fprintf(stderr, "wrote %s and %s.sig, signed by %s\n", c->out, c->out, key_text(&by, text));
+    }
+    return rc;
+}
+
+static enum err_code print_plan(const struct plan_command *c, const struct manifest *m, struct err *e)
+{
+    if (!c->json) {
+        for (uint32_t i = 0; i < m->n_ranks; i++)
+            rank_print_row(stdout, m, i);
+        return OK;
+    }
+    struct buf b = {0};
+    buf_printf(&b, "{\"n_blocks\":%u,\"n_ctx\":%u,\"n_slots\":%u,\"ranks\":[", m->n_blocks, m->n_ctx, m->n_slots);
+    for (uint32_t i = 0; i < m->n_ranks; i++) {
+        const struct manifest_rank *r = &m->ranks[i];
+        buf_printf(&b, "%s{\"rank\":%u,\"window\":[%u,%u],\"weight_bytes\":%llu,\"kv_bytes\":%llu}", i ? "," : "", i,
+                   r->first, r->end, (unsigned long long)r->weight_bytes, (unsigned long long)r->kv_bytes);
+    }
+    buf_puts(&b, "]}");
+    enum err_code rc = b.failed ? err_set(e, ERR_NOMEM, "out of memory") : OK;
+    if (rc == OK)
+        printf("%s\n", buf_str(&b));
+    buf_free(&b);
+    return rc;
+}
+
+static enum err_code run(const struct plan_command *c, struct err *e)
+{
+    struct gguf *g;
+    struct manifest m;
+    enum err_code rc = gguf_open(c->model, &g, e);
+    if (rc != OK)
+        return rc;
+    rc = layout_make(g, &c->layout, &m, e);
+    if (rc == OK) {
+        if (c->out)
+            rc = write_manifest(c, g, &m, e);
+        if (rc == OK)
+            rc = print_plan(c, &m, e);
+        manifest_fini(&m);
+    }
+    gguf_close(g);
+    return rc;
+}
+
+int cmd_plan(int argc, char **argv, const struct command *cmd)
+{
+    struct plan_command c = {0};
+    const struct opt opts[] = {
+        {"even", 0, OPT_FLAG, NULL, "windows of about equal cost, the head counted (the only way yet)", &c.even, 0, 0},
+        LAYOUT_OPTION_ROWS(c.layout),
+        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache to reckon with: f16 (default) or f32", &c.kv, 0, 0},
+        {"output", 'o', OPT_STRING, "FILE", "write the manifest to FILE, its signature to FILE.sig", &c.out, 0, 0},
+        {"node", 0, OPT_LIST, "KEY@HOST:PORT", "the node of the next rank, in order; KEY alone: cannot be dialled", &c.nodes, 0, 0},
+        {"key", 'k', OPT_STRING, "FILE", "the key that signs the manifest", &c.key, 0, 0},
+        {"json", 0, OPT_FLAG, NULL, "print the plan as JSON", &c.json, 0, 0},
+        {0},
+    };
+    uint32_t n;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    if (rc >= 0)
+        return rc;
+    if (n != 1)
+        return opt_usage(cmd, "which model?");
+    if (!c.layout.n_stages && !c.layout.layers && !c.nodes.n)
+        return opt_usage(cmd, "into how many stages? --stages N, or --layers");
+    if (c.out && (!c.key || !c.nodes.n))
+        return opt_usage(cmd, "a manifest needs --key FILE to sign it and a --node for each rank");
+    if (c.nodes.n && !c.out)
+        return opt_usage(cmd, "--node is for a manifest: where to? -o FILE");
+    if (!c.layout.n_stages && !c.layout.layers)
+        c.layout.n_stages = c.nodes.n;
+    c.layout.kv = c.kv;
+    struct err e;
+    return run(&c, &e) == OK ? EXIT_OK : opt_fail(&e);
+}

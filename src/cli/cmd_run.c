@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kvasir run: continues a text. With one stage in this process alone; with more, this process is rank 0 and the others
+ * are `kvasir node` processes that it starts and stops. Exactly the continuation goes to the standard output.
+ */
+#include "base/clock.h"
+#include "base/io.h"
+#include "cli/commands.h"
+#include "cli/gen.h"
+#include "cli/layout.h"
+#include "cli/local.h"
+#include "cli/rank.h"
+#include "cli/report.h"
+#include "cli/signals.h"
+#include "engine/sampler.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RING_WAIT_MS 120000u /* loading large windows from a slow disk takes its time */
+#define PROMPT_MAX   (64u << 20)
+
+struct run_command {
+    const char *model, *prompt, *prompt_file;
+    struct layout_options layout;
+    struct rank_options rank;
+    struct batch_sampling sampling;
+    uint32_t n_predict, top_k, penalty_last_n;
+    bool report;
+    /* while it runs */
+    struct gguf *g;
+    struct tok *tok;
+    struct tok_ids ids;
+    struct local_ring ring;
+    struct rank r;
+    int signal_fd;
+    int signal;       /* that came */
+    bool parted;      /* the ring has other processes */
+    uint64_t start_ns;
+};
+
+/* --- waiting for several things at once ------------------------------------------------------------------------------ */
+
+/* Waits for tokens (event_fd, -1: none), signals, words of the children; at most ms. ERR_CANCELLED when a signal came,
+ * ERR_CLOSED when a child died. */
+static enum err_code wait_some(struct run_command *c, int event_fd, int ms, struct err *e)
+{
+    struct pollfd fds[2 + 2 * MANIFEST_MAX_RANKS];
+    fds[0] = (struct pollfd){.fd = c->signal_fd, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = event_fd, .events = POLLIN};
+    uint32_t n = c->parted ? local_poll(&c->ring, fds + 2) : 0;
+    if (poll(fds, n + 2, ms) < 0 && errno != EINTR)
+        return err_set_os(e, ERR_IO, errno, "cannot wait");
+    if (fds[0].revents && (c->signal = signals_take(c->signal_fd)))
+        return err_set(e, ERR_CANCELLED, "interrupted");
+    if (!c->parted)
+        return OK;
+    local_read(&c->ring, fds + 2, n);
+    int dead = local_dead(&c->ring);
+    return dead < 0 ? OK : local_explain(&c->ring, (uint32_t)dead, e);
+}
+
+/* --- the ring -------------------------------------------------------------------------------------------------------- */
+
+static enum err_code start_ring(struct run_command *c, struct err *e)
+{
+    struct manifest m;
+    uint8_t id[DIGEST_BYTES] = {0};
+    enum err_code rc = layout_make(c->g, &c->layout, &m, e);
+    if (rc != OK)
+        return rc;
+    c->parted = m.n_ranks > 1;
+    if (c->parted && (rc = rank_model_id(c->g, id, e)) != OK) {
+        manifest_fini(&m);
+        return rc;
+    }
+    c->ring.model = c->model;
+    c->ring.options = c->rank;
+    struct node_config config = {.listen_fd = -1};
+    if (c->parted) {
+        rc = local_make(&c->ring, &m, id, e);
+        for (uint32_t i = 1; rc == OK && i < c->ring.m.n_ranks; i++)
+            rc = local_spawn(&c->ring, i, e);
+        if (rc != OK)
+            return rc;
+        config.secret = &c->ring.secrets[0];
+        config.listen_fd = c->ring.listen_fds[0];
+        c->ring.listen_fds[0] = -1;
+    } else {
+        c->ring.m = m;
+    }
+    struct rank_options o = c->rank;
+    o.n_threads = o.n_threads ? o.n_threads : rank_default_threads(c->ring.m.n_ranks);
+    rc = rank_open(&c->r, c->g, &c->ring.m, 0, NULL, &o, e);
+    if (rc == OK)
+        return rank_start(&c->r, &c->ring.m, &config, e);
+    if (config.listen_fd >= 0)
+        close(config.listen_fd);
+    return rc;
+}
+
+static enum err_code wait_ring(struct run_command *c, struct err *e)
+{
+    uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
+    while (!node_is_ready(c->r.node)) {
+        if (clock_now_ns() >= deadline)
+            return node_wait_ready(c->r.node, deadline, e);
+        enum err_code rc = wait_some(c, -1, 5, e);
+        if (rc != OK)
+            return rc;
+    }
+    return OK;
+}
+
+/* --- the text -------------------------------------------------------------------------------------------------------- */
+
+static enum err_code put_out(struct buf *text, struct err *e)
+{
+    size_t done = 0;
+    while (done < text->len) {
+        ssize_t n = write(STDOUT_FILENO, text->data + done, text->len - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set_os(e, ERR_IO, errno, "cannot write the text");
+        done += (size_t)n;
+    }
+    buf_clear(text);
+    return OK;
+}
+
+static enum err_code print_tokens(struct run_command *c, struct gen *g, struct err *e)
+{
+    struct tok_stream s;
+    struct buf text = {0};
+    enum err_code rc = OK;
+    bool ended = false;
+    tok_stream_init(&s, c->tok, true, false);
+    while (rc == OK && !ended) {
+        int32_t token;
+        while (rc == OK && gen_take(g, &token, &ended))
+            rc = tok_stream_put(&s, token, &text, e);
+        if (rc == OK && ended)
+            rc = tok_stream_end(&s, &text, e);
+        if (rc == OK)
+            rc = put_out(&text, e);
+        if (rc == OK && !ended)
+            rc = wait_some(c, g->event_fd, 1000, e);
+    }
+    buf_free(&text);
+    if (rc == OK && g->reason == SCHED_FAILED) {
+        if (e)
+            *e = g->err;
+        return g->err.code;
+    }
+    return rc;
+}
+
+static void print_summary(const struct run_command *c, const struct gen *g)
+{
+    if (isatty(STDOUT_FILENO))
+        fprintf(stderr, "\n");
+    double prompt_s = g->n ? (double)(g->first_ns - c->start_ns) / 1e9 : 0;
+    double out_s = (double)(g->last_ns - g->first_ns) / 1e9;
+    fprintf(stderr, "%zu prompt tokens, first token after %.1f ms; %u tokens", c->ids.n, prompt_s * 1e3, g->n);
+    if (g->n > 1 && out_s > 0)
+        fprintf(stderr, ", %.1f tokens/s", (double)(g->n - 1) / out_s);
+    fprintf(stderr, " (%s)\n", sched_reason_name(g->reason));
+}
+
+static void stop_node(struct run_command *c)
+{
+    node_stop(c->r.node);
+    c->r.node = NULL;
+}
+
+/* Stops the ring, whose other ranks report as they end, then says what each did. */
+static void finish_report(struct run_command *c)
+{
+    struct rank_report *r = calloc(c->ring.m.n_ranks, sizeof *r);
+    if (!r)
+        return;
+    rank_report_of(&c->r, &r[0]);
+    stop_node(c);
+    if (c->parted)
+        local_stop(&c->ring);
+    for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
+        r[i] = c->ring.child[i].report;
+    fprintf(stderr, "\n");
+    report_print(stderr, &c->ring.m, r);
+    free(r);
+}
+
+static enum err_code generate(struct run_command *c, struct err *e)
+{
+    struct gen g;
+    c->start_ns = clock_now_ns();
+    enum err_code rc = gen_start(&g, c->r.node, c->tok, &c->ids, c->n_predict, &c->sampling, e);
+    if (rc != OK)
+        return rc;
+    rc = print_tokens(c, &g, e);
+    if (rc == OK) {
+        print_summary(c, &g);
+        if (c->report)
+            finish_report(c);
+    }
+    stop_node(c); /* no callback after this */
+    gen_fini(&g);
+    return rc;
+}
+
+/* --- the command ------------------------------------------------------------------------------------------------------ */
+
+static enum err_code read_prompt(struct run_command *c, struct err *e)
+{
+    struct buf text = {0};
+    enum err_code rc = OK;
+    if (c->prompt_file)
+        rc = io_read_file(strcmp(c->prompt_file, "-") == 0 ? "/dev/stdin" : c->prompt_file, PROMPT_MAX, &text, e);
+    else
+        buf_puts(&text, c->prompt);
+    if (rc == OK)
+        rc = tok_encode(c->tok, buf_str(&text), text.len, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL, &c->ids, e);
+    buf_free(&text);
+    if (rc == OK && c->ids.n == 0)
+        rc = err_set(e, ERR_ARG, "the prompt is empty, and this model puts no token before a text");
+    return rc;
+}
+
+static enum err_code run(struct run_command *c, struct err *e)
+{
+    enum err_code rc = sampler_check(&c->sampling, e);
+    if (rc == OK)
+        rc = signals_open(&c->signal_fd, e);
+    if (rc == OK)
+        rc = gguf_open(c->model, &c->g, e);
+    if (rc == OK)
+        rc = tok_new(c->g, &c->tok, e);
+    if (rc == OK)
+        rc = read_prompt(c, e);
+    if (rc == OK)
+        rc = start_ring(c, e);
+    gguf_close(c->g);
+    c->g = NULL;
+    if (rc == OK)
+        rc = wait_ring(c, e);
+    return rc == OK ? generate(c, e) : rc;
+}
+
+int cmd_run(int argc, char **argv, const struct command *cmd)
+{
+    struct run_command c = {.n_predict = 128, .top_k = 40, .penalty_last_n = 64, .signal_fd = -1};
+    c.sampling = (struct batch_sampling){.temperature = 0.8f, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f};
+    const struct opt opts[] = {
+        {"prompt", 'p', OPT_STRING, "TEXT", "the text to continue", &c.prompt, 0, 0},
+        {"file", 'f', OPT_STRING, "FILE", "read the text from FILE (- is the standard input)", &c.prompt_file, 0, 0},
+        {"predict", 'n', OPT_U32, "N", "most tokens to generate (default: 128)", &c.n_predict, 1, 1 << 24},
+        LAYOUT_OPTION_ROWS(c.layout),
+        RANK_OPTION_ROWS(c.rank),
+        {"temp", 0, OPT_FLOAT, "T", "temperature; 0 takes the best token always (default: 0.8)", &c.sampling.temperature, 0, 100},
+        {"top-k", 0, OPT_U32, "K", "only the K best tokens; 0: all (default: 40)", &c.top_k, 0, 1 << 24},
+        {"top-p", 0, OPT_FLOAT, "P", "only the best tokens that make up P (default: 0.95; 1: all)", &c.sampling.top_p, 0, 1},
+        {"min-p", 0, OPT_FLOAT, "P", "only tokens at least P times as likely as the best (default: 0.05)", &c.sampling.min_p, 0, 1},
+        {"repeat-penalty", 0, OPT_FLOAT, "X", "makes repeated tokens less likely; 1: off (default)", &c.sampling.repeat_penalty, 0, 10},
+        {"frequency-penalty", 0, OPT_FLOAT, "X", "the same, by how often they came (default: 0)", &c.sampling.frequency_penalty, -10, 10},
+        {"presence-penalty", 0, OPT_FLOAT, "X", "the same, once they came (default: 0)", &c.sampling.presence_penalty, -10, 10},
+        {"repeat-last", 0, OPT_U32, "N", "tokens that penalties look back on (default: 64)", &c.penalty_last_n, 0, 1 << 24},
+        {"seed", 0, OPT_U64, "N", "seed of the random numbers (default: 0)", &c.sampling.seed, 0, 0},
+        {"report", 'r', OPT_FLAG, NULL, "at the end, say what each rank did", &c.report, 0, 0},
+        {0},
+    };
+    uint32_t n;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    if (rc >= 0)
+        return rc;
+    if (n != 1)
+        return opt_usage(cmd, "which model?");
+    if (!c.prompt == !c.prompt_file)
+        return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
+    c.sampling.top_k = (int32_t)c.top_k;
+    c.sampling.penalty_last_n = c.penalty_last_n;
+    c.layout.kv = c.rank.kv;
+    struct err e;
+    enum err_code code = run(&c, &e);
+    rank_close(&c.r);
+    local_fini(&c.ring);
+    tok_ids_free(&c.ids);
+    tok_free(c.tok);
+    if (c.signal_fd >= 0)
+        close(c.signal_fd);
+    if (c.signal)
+        return 128 + c.signal;
+    return code == OK ? EXIT_OK : opt_fail(&e);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * kvasir up: a ring of node processes on this machine, kept up until Ctrl-C or until one of them dies.
+ */
+#include "base/clock.h"
+#include "cli/commands.h"
+#include "cli/layout.h"
+#include "cli/local.h"
+#include "cli/report.h"
+#include "cli/signals.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RING_WAIT_MS 120000u
+#define SHOW_MS      1000u
+
+struct up_command {
+    const char *model;
+    struct layout_options layout;
+    struct rank_options rank;
+    uint32_t port;
+    /* while it runs */
+    struct local_ring ring;
+    int signal_fd, signal;
+};
+
+static enum err_code wait_some(struct up_command *c, int ms, struct err *e)
+{
+    struct pollfd fds[1 + 2 * MANIFEST_MAX_RANKS];
+    fds[0] = (struct pollfd){.fd = c->signal_fd, .events = POLLIN};
+    uint32_t n = local_poll(&c->ring, fds + 1);
+    if (poll(fds, n + 1, ms) < 0 && errno != EINTR)
+        return err_set_os(e, ERR_IO, errno, "cannot wait");
+    if (fds[0].revents && (c->signal = signals_take(c->signal_fd)))
+        return err_set(e, ERR_CANCELLED, "interrupted");
+    local_read(&c->ring, fds + 1, n);
+    int dead = local_dead(&c->ring);
+    return dead < 0 ? OK : local_explain(&c->ring, (uint32_t)dead, e);
+}
+
+static enum err_code start(struct up_command *c, struct err *e)
+{
+    struct gguf *g;
+    struct manifest m;
+    uint8_t id[DIGEST_BYTES];
+    enum err_code rc = gguf_open(c->model, &g, e);
+    if (rc != OK)
+        return rc;
+    rc = layout_make(g, &c->layout, &m, e);
+    if (rc == OK) {
+        rc = rank_model_id(g, id, e);
+        if (rc != OK)
+            manifest_fini(&m);
+    }
+    gguf_close(g);
+    if (rc != OK)
+        return rc;
+    c->ring.model = c->model;
+    c->ring.options = c->rank;
+    c->ring.warmup = 32;
+    rc = local_make(&c->ring, &m, id, e);
+    for (uint32_t i = 0; rc == OK && i < c->ring.m.n_ranks; i++) {
+        rank_print_row(stderr, &c->ring.m, i);
+        rc = local_spawn(&c->ring, i, e);
+    }
+    return rc;
+}
+
+static enum err_code wait_whole(struct up_command *c, struct err *e)
+{
+    uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
+    while (!c->ring.child[0].whole) {
+        enum err_code rc = wait_some(c, 100, e);
+        if (rc != OK)
+            return rc;
+        if (clock_now_ns() >= deadline) {
+            for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
+                if (!c->ring.child[i].loaded)
+                    return err_set(e, ERR_TIMEOUT, "rank %u has not loaded its window after %u s", i,
+                                   RING_WAIT_MS / 1000);
+            }
+            return err_set(e, ERR_TIMEOUT, "no probe came around the ring within %u s", RING_WAIT_MS / 1000);
+        }
+    }
+    return OK;
+}
+
+/* Shows what goes around until something ends it. */
+static enum err_code watch(struct up_command *c, struct err *e)
+{
+    bool tty = isatty(STDERR_FILENO), told = false;
+    uint64_t last_tok = 0, last_ns = clock_now_ns();
+    for (;;) {
+        enum err_code rc = wait_some(c, 200, e);
+        if (rc != OK) {
+            if (tty)
+                fprintf(stderr, "\r\033[K");
+            return rc;
+        }
+        const struct local_child *first = &c->ring.child[0];
+        if (!told && first->rate > 0) {
+            fprintf(stderr, "one sequence runs at %.1f tokens/s\n", (double)first->rate);
+            told = true;
+        }
+        uint64_t now = clock_now_ns();
+        if (!tty || now - last_ns < SHOW_MS * CLOCK_NS_PER_MS)
+            continue;
+        uint64_t n = first->report.n_out_tok;
+        fprintf(stderr, "\r\033[K%s  %" PRIu64 " tokens  %.1f tokens/s", first->whole ? "up" : "BROKEN", n,
+                (double)(n - last_tok) * 1e9 / (double)(now - last_ns));
+        last_tok = n;
+        last_ns = now;
+    }
+}
+
+static enum err_code run(struct up_command *c, struct err *e)
+{
+    enum err_code rc = signals_open(&c->signal_fd, e);
+    if (rc == OK)
+        rc = start(c, e);
+    if (rc == OK)
+        rc = wait_whole(c, e);
+    if (rc != OK)
+        return rc;
+    printf("ring up: %s, %u ranks, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks, c->ring.m.n_ctx);
+    printf("API: http://127.0.0.1:%u/v1 (reserved: this version does not serve it yet)\n", c->port);
+    fflush(stdout);
+    return watch(c, e);
+}
+
+static void print_report(const struct up_command *c)
+{
+    struct rank_report *r = calloc(c->ring.m.n_ranks, sizeof *r);
+    for (uint32_t i = 0; r && i < c->ring.m.n_ranks; i++)
+        r[i] = c->ring.child[i].report;
+    if (r)
+        report_print(stderr, &c->ring.m, r);
+    free(r);
+}
+
+int cmd_up(int argc, char **argv, const struct command *cmd)
+{
+    struct up_command c = {.signal_fd = -1, .port = 8080};
+    const struct opt opts[] = {
+        LAYOUT_OPTION_ROWS(c.layout),
+        RANK_OPTION_ROWS(c.rank),
+        {"port", 0, OPT_U32, "N", "port of the HTTP API (default: 8080)", &c.port, 1, 65535},
+        {0},
+    };
+    uint32_t n;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    if (rc >= 0)
+        return rc;
+    if (n != 1)
+        return opt_usage(cmd, "which model?");
+    c.layout.kv = c.rank.kv;
+    struct err e;
+    enum err_code code = run(&c, &e);
+    local_stop(&c.ring);
+    if (c.signal)
+        print_report(&c);
+    local_fini(&c.ring);
+    if (c.signal_fd >= 0)
+        close(c.signal_fd);
+    if (c.signal == SIGINT || c.signal == SIGTERM) /* that is how it is meant to end */
+        return EXIT_OK;
+    return code == OK ? EXIT_OK : opt_fail(&e);
+}

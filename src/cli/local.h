@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A ring of node processes on this machine: keys, listening sockets, manifest in a private folder, the children and
+ * what they report. The sockets are opened here and inherited, so that no port can be taken in between. Main thread
+ * only.
+ */
+#ifndef KVASIR_CLI_LOCAL_H
+#define KVASIR_CLI_LOCAL_H
+
+#include "base/buf.h"
+#include "cli/rank.h"
+
+#include <limits.h>
+#include <poll.h>
+#include <sys/types.h>
+
+struct local_child {
+    pid_t pid;                /* 0: not started, or already waited for */
+    int status_fd, stderr_fd; /* -1: closed */
+    struct buf status_in, stderr_in;
+    bool loaded;        /* its stage is loaded and it listens */
+    bool whole;         /* rank 0: a probe went around */
+    bool exited;
+    int exit_status;    /* as waitpid gives it */
+    char last_log[256]; /* its last line on stderr */
+    float rate;         /* rank 0: tokens/s of its warm-up; 0: none yet */
+    struct rank_report report;
+};
+
+struct local_ring {
+    const char *model; /* path; borrowed */
+    struct rank_options options;
+    struct manifest m;
+    struct key_secret *secrets; /* [n_ranks] */
+    struct key_public signer;
+    int *listen_fds; /* [n_ranks], -1: handed over */
+    char dir[PATH_MAX];
+    struct local_child *child; /* [n_ranks] */
+    uint32_t warmup;           /* tokens rank 0 generates once the ring is whole */
+};
+
+/* Takes the manifest over (also on failure) and completes it: ids, keys, ports; writes it. */
+enum err_code local_make(struct local_ring *l, struct manifest *m, const uint8_t model_id[DIGEST_BYTES],
+                         struct err *e) KV_MUST_USE;
+/* Starts `kvasir node` for a rank. */
+enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e) KV_MUST_USE;
+
+/* The children's pipes for poll(2): at most 2 * n_ranks; returns how many. local_read takes what poll found. Lines on
+ * stderr go to ours, "rank 1: " before them. */
+uint32_t local_poll(const struct local_ring *l, struct pollfd *fds);
+void local_read(struct local_ring *l, const struct pollfd *fds, uint32_t n);
+
+/* A child that has ended although nobody asked it to; -1: none. */
+int local_dead(const struct local_ring *l);
+/* ERR_CLOSED: "rank 1 ended (signal 9); its last line: ..." */
+enum err_code local_explain(const struct local_ring *l, uint32_t rank, struct err *e);
+
+/* SIGTERM to all, reads their last reports, SIGKILL after the deadline, waits. */
+void local_stop(struct local_ring *l);
+void local_fini(struct local_ring *l); /* stops, removes the folder, wipes the keys */
+
+#endif

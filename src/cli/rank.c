@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/rank.h"
+
+#include "base/clock.h"
+#include "base/io.h"
+#include "base/parse.h"
+#include "model/index.h"
+
+#include <string.h>
+#include <unistd.h>
+
+uint32_t rank_default_threads(uint32_t n_local)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t cores = n < 1 ? 1 : n > 512 ? 512 : (uint32_t)n;
+    return cores / n_local ? cores / n_local : 1;
+}
+
+/* --- the model ------------------------------------------------------------------------------------------------------ */
+
+struct progress {
+    uint64_t begin_ns, shown_ns;
+    bool tty, shown;
+};
+
+static bool on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    struct progress *p = ctx;
+    uint64_t now = clock_now_ns();
+    if (!p->tty || now - p->begin_ns < CLOCK_NS_PER_S || now - p->shown_ns < CLOCK_NS_PER_S / 5 || total == 0)
+        return true;
+    p->shown_ns = now;
+    p->shown = true;
+    fprintf(stderr, "\r\033[Kreading the model for its id: %u %%", (unsigned)(done * 100 / total));
+    return true;
+}
+
+enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e)
+{
+    struct progress p = {.begin_ns = clock_now_ns(), .tty = isatty(STDERR_FILENO)};
+    struct index x;
+    enum err_code rc = index_cached(g, on_progress, &p, &x, e);
+    if (p.shown)
+        fprintf(stderr, "\r\033[K");
+    if (rc != OK)
+        return rc;
+    memcpy(out, x.model_id, DIGEST_BYTES);
+    index_fini(&x);
+    return OK;
+}
+
+static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id,
+                                 struct err *e)
+{
+    struct hparams h;
+    char mine[DIGEST_HEX_SIZE], theirs[DIGEST_HEX_SIZE];
+    enum err_code rc = hparams_read(g, &h, e);
+    if (rc != OK)
+        return rc;
+    if (h.n_block != m->n_blocks || h.n_embd != m->n_embd || h.n_vocab != m->n_vocab)
+        rc = err_set(e, ERR_MISMATCH,
+                     "%s has %u blocks of width %u and %u tokens; the manifest's model has %u blocks of width %u and %u "
+                     "tokens",
+                     gguf_path(g), h.n_block, h.n_embd, h.n_vocab, m->n_blocks, m->n_embd, m->n_vocab);
+    else if (model_id && memcmp(model_id, m->model_id, DIGEST_BYTES) != 0)
+        rc = err_set(e, ERR_MISMATCH, "%s is another model: its id is %.16s..., the manifest's %.16s...", gguf_path(g),
+                     digest_hex(model_id, mine), digest_hex(m->model_id, theirs));
+    hparams_fini(&h);
+    return rc;
+}
+
+/* --- stage and node ------------------------------------------------------------------------------------------------- */
+
+enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manifest *m, uint32_t index,
+                        const uint8_t *model_id, const struct rank_options *o, struct err *e)
+{
+    enum kv_type kv = KV_F16;
+    enum err_code rc = model_check(g, m, model_id, e);
+    if (rc == OK && o->kv)
+        rc = kv_parse_type(o->kv, &kv, e);
+    if (rc != OK)
+        return rc;
+    const struct manifest_rank *row = &m->ranks[index];
+    struct stage_params p = {
+        .first = row->first,
+        .end = row->end,
+        .n_ctx = m->n_ctx,
+        .n_slots = m->n_slots,
+        .n_batch = m->n_batch,
+        .n_threads = o->n_threads ? o->n_threads : rank_default_threads(1),
+        .kv_type = kv,
+        .device = o->device ? o->device : row->device[0] ? row->device : NULL,
+        .no_repack = o->no_repack,
+    };
+    *r = (struct rank){.rank = index};
+    return stage_open(g, &p, &r->stage, e);
+}
+
+static enum err_code run_step(void *ctx, struct batch *b, struct err *e)
+{
+    return stage_step(ctx, b, e);
+}
+
+static enum err_code set_sampling(void *ctx, uint32_t slot, const struct batch_sampling *s, struct err *e)
+{
+    return stage_sampling(ctx, slot, s, e);
+}
+
+enum err_code rank_start(struct rank *r, const struct manifest *m, struct node_config *config, struct err *e)
+{
+    config->m = m;
+    config->rank = r->rank;
+    config->stage = (struct ring_stage){.ctx = r->stage, .step = run_step, .sampling = set_sampling};
+    return node_start(config, &r->node, e);
+}
+
+void rank_close(struct rank *r)
+{
+    node_stop(r->node);
+    stage_close(r->stage);
+    r->node = NULL;
+    r->stage = NULL;
+}
+
+void rank_report_of(const struct rank *r, struct rank_report *out)
+{
+    struct node_stats s;
+    const struct stage_info *info = stage_info(r->stage);
+    node_stats_get(r->node, &s);
+    *out = (struct rank_report){
+        .rss_bytes = io_resident_bytes(),
+        .weight_bytes = info->weight_bytes,
+        .kv_bytes = info->kv_bytes,
+        .compute_bytes = info->compute_bytes,
+        .n_steps = s.n_steps,
+        .n_tok = s.n_tok,
+        .busy_ns = s.busy_ns,
+        .in_bytes = s.predecessor.bytes_in,
+        .out_bytes = s.successor.bytes_out,
+        .n_out_tok = s.sched.n_out_tok,
+    };
+}
+
+void rank_print_row(FILE *out, const struct manifest *m, uint32_t i)
+{
+    const struct manifest_rank *r = &m->ranks[i];
+    char weights[16], kv[16];
+    bool cpu = r->device[0] == 0 || strcmp(r->device, "cpu") == 0;
+    fprintf(out, "rank %u  layers [%u,%u)  %s %s  kv %s  %s\n", i, r->first, r->end, cpu ? "ram" : "vram",
+            parse_fmt_bytes(r->weight_bytes, weights), parse_fmt_bytes(r->kv_bytes, kv),
+            r->device[0] ? r->device : "cpu");
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One rank served by this process: the model's window as a stage, and the node that runs it in the ring; plus the
+ * options that say how a stage is loaded, which several commands share.
+ */
+#ifndef KVASIR_CLI_RANK_H
+#define KVASIR_CLI_RANK_H
+
+#include "cli/opt.h"
+#include "engine/stage.h"
+#include "model/hparams.h"
+#include "plan/manifest.h"
+#include "ring/node.h"
+
+#include <stdio.h>
+
+#define RANK_DEFAULT_CTX 4096u /* or what the model was trained for, if that is less */
+
+/* How a rank loads its stage. */
+struct rank_options {
+    uint32_t n_threads; /* 0: the machine's cores, shared by the local ranks */
+    const char *kv;     /* cache type as text; NULL: f16 */
+    const char *device; /* NULL: the manifest's */
+    bool no_repack;
+};
+#define RANK_OPTION_ROWS(o)                                                                                            \
+    {"threads", 't', OPT_U32, "N", "compute threads of a stage (default: the cores, shared by local stages)",          \
+     &(o).n_threads, 1, 512},                                                                                          \
+        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache: f16 (default) or f32", &(o).kv, 0, 0},             \
+        {"no-repack", 0, OPT_FLAG, NULL, "compute with the weights as they are in the file", &(o).no_repack, 0, 0}
+
+struct rank {
+    uint32_t rank;
+    struct stage *stage;
+    struct node *node;
+};
+
+/* Loads rank r's window of g. ERR_MISMATCH when the model is not the manifest's (shape; id when model_id is not NULL);
+ * else as stage_open. g may be closed afterwards. */
+enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manifest *m, uint32_t index,
+                        const uint8_t *model_id, const struct rank_options *o, struct err *e) KV_MUST_USE;
+
+/* Starts the node; config's manifest, rank and stage are filled in here. */
+enum err_code rank_start(struct rank *r, const struct manifest *m, struct node_config *config,
+                         struct err *e) KV_MUST_USE;
+void rank_close(struct rank *r);
+
+/* What a rank did, for reports. */
+struct rank_report {
+    uint64_t rss_bytes, weight_bytes, kv_bytes, compute_bytes;
+    uint64_t n_steps, n_tok, busy_ns, in_bytes, out_bytes, n_out_tok;
+};
+void rank_report_of(const struct rank *r, struct rank_report *out);
+
+/* Threads for each of n_local stages on this machine when none were asked for. */
+uint32_t rank_default_threads(uint32_t n_local);
+
+/* The model id, from the cache or by reading the files, with a progress line on stderr when it takes long. */
+enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e) KV_MUST_USE;
+
+/* "rank 3  layers [39,48)  ram 3.4GiB  kv 0.9GiB  cpu" */
+void rank_print_row(FILE *out, const struct manifest *m, uint32_t i);
+
+#endif
