@@ -20,7 +20,11 @@ compiled() { # the .c files that the build knows and that are still there
         while read -r f; do [ ! -s "$f" ] || echo "$f"; done
 }
 
-part_format() { sources | xargs clang-format --dry-run -Werror; }
+part_format() { # one line a file: where it begins to differ
+    sources | xargs clang-format --dry-run -Werror >"$state/format" 2>&1 && return 0
+    awk -F: '/: error: / && !seen[$1]++ { print $1 ":" $2 ": not as clang-format has it (./dev shell clang-format -i " $1 ")" }' "$state/format"
+    return 1
+}
 
 part_layers() { sh tools/check_layers.sh; }
 
