@@ -270,7 +270,7 @@ static enum err_code check_tensors(const struct maker *m, struct err *e)
 {
     for (size_t i = 0; i < m->n_tensors; i++) {
         const struct maker_tensor *t = &m->tensor[i];
-        if (!type_known(t->type))
+        if (!type_known((int)t->type))
             return err_set(e, ERR_ARG, "maker: type %d of %s: one of " MAKER_TYPES, (int)t->type, t->name);
         if (t->ne[0] < 1 || t->ne[0] > MAKER_MAX_VOCAB || t->ne[1] < 0 || t->ne[1] > MAKER_MAX_VOCAB)
             return err_set(e, ERR_ARG, "maker: shape of %s is out of range", t->name);
