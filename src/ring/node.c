@@ -361,6 +361,8 @@ static enum err_code on_fail(struct node *n, const struct letter *l, struct err 
     enum err_code rc = frame_fail_get(l->payload.data, l->payload.len, &f, e);
     if (rc != OK)
         return rc;
+    if (f.code == OK)
+        return err_set(e, ERR_PROTOCOL, "a failure of rank %u that is none", f.rank);
     if (!is_first(n)) {
         pass_on(n, l);
         return OK;
