@@ -6,7 +6,9 @@
 #include "model/gguf.h"
 
 #include "base/buf.h"
+#include "base/io.h"
 #include "base/log.h"
+#include "model/gguf_scan.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,9 +24,7 @@
 #include <unistd.h>
 #include <uthash.h>
 
-/* Limits beyond any real model, so that hostile counts fail early. */
-#define GGUF_MAX_FILES   1024
-#define GGUF_MAX_TENSORS (1 << 20)
+#define GGUF_MAX_FILES 1024
 
 struct gguf_file {
     char *path;
@@ -72,15 +72,37 @@ void gguf_take_ggml_log(void)
     ggml_log_set(on_ggml_log, NULL);
 }
 
+static struct gguf_scan_type type_of(uint32_t type)
+{
+    if (type >= GGML_TYPE_COUNT)
+        return (struct gguf_scan_type){0};
+    return (struct gguf_scan_type){.n_elements = (uint32_t)ggml_blck_size((enum ggml_type)type),
+                                   .n_bytes = (uint32_t)ggml_type_size((enum ggml_type)type)};
+}
+
+/* What the scan let pass ggml should read; where it has a reason of its own not to, it is the last line it logged. */
 static enum err_code file_parsed(struct gguf_file *f, struct err *e)
 {
     if (!f->ctx)
         return err_set(e, ERR_FORMAT, "%s is not a usable GGUF file: %s", f->path,
                        reader_text[0] ? reader_text : "the header is truncated or malformed");
-    if (gguf_get_n_tensors(f->ctx) > GGUF_MAX_TENSORS)
-        return err_set(e, ERR_LIMIT, "%s has %" PRId64 " tensors; at most %d are allowed", f->path,
-                       gguf_get_n_tensors(f->ctx), GGUF_MAX_TENSORS);
     return OK;
+}
+
+static enum err_code file_scan(const struct gguf_file *f, struct err *e)
+{
+    size_t len = f->size < GGUF_SCAN_MAX_HEADER_BYTES + 4096 ? (size_t)f->size : GGUF_SCAN_MAX_HEADER_BYTES + 4096;
+    struct io_map m;
+    enum err_code rc = len == 0 ? err_set(e, ERR_FORMAT, "the file is empty") : OK;
+    if (rc == OK)
+        rc = io_map_range(fileno(f->stream), 0, len, &m, e);
+    if (rc == OK) {
+        rc = gguf_scan(m.data, m.len, f->size, type_of, e);
+        io_unmap(&m);
+    }
+    if (rc != OK)
+        err_prefix(e, "%s", f->path);
+    return rc;
 }
 
 static enum err_code file_open(struct gguf_file *f, const char *path, struct err *e)
@@ -89,21 +111,22 @@ static enum err_code file_open(struct gguf_file *f, const char *path, struct err
     f->path = strdup(path);
     if (!f->path)
         return err_set(e, ERR_NOMEM, "out of memory");
-    f->stream = fopen(path, "rbe");
-    if (!f->stream)
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not make us wait */
+    if (fd < 0)
         return err_set_os(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, errno, "cannot open the model %s", path);
-    if (fstat(fileno(f->stream), &st) != 0)
+    f->stream = fdopen(fd, "rb");
+    if (!f->stream) {
+        close(fd);
+        return err_set(e, ERR_NOMEM, "out of memory");
+    }
+    if (fstat(fd, &st) != 0)
         return err_set_os(e, ERR_IO, errno, "cannot read the model %s", path);
     if (!S_ISREG(st.st_mode))
         return err_set(e, ERR_ARG, "the model %s is not a regular file", path);
     f->size = (uint64_t)st.st_size;
-    /* The smallest valid header; and ggml logs nothing useful about other formats. */
-    uint8_t magic[4];
-    if (f->size < 24 || pread(fileno(f->stream), magic, sizeof magic, 0) != (ssize_t)sizeof magic)
-        return err_set(e, ERR_FORMAT, "%s is too short to be a GGUF file (%" PRIu64 " bytes)", path, f->size);
-    if (memcmp(magic, GGUF_MAGIC, 4) != 0)
-        return err_set(e, ERR_FORMAT, "%s is not a GGUF file: it begins with %02x %02x %02x %02x, not \"GGUF\"", path,
-                       magic[0], magic[1], magic[2], magic[3]);
+    enum err_code rc = file_scan(f, e);
+    if (rc != OK)
+        return rc;
     reader_text[0] = 0;
     f->ctx = gguf_init_from_file_ptr(f->stream, (struct gguf_init_params){.no_alloc = true});
     return file_parsed(f, e);
@@ -264,7 +287,7 @@ enum err_code gguf_open_mem(const void *data, size_t len, struct gguf **out, str
     }
     g->n_files = 1;
     g->files[0].size = len;
-    enum err_code rc = len < 24 ? err_set(e, ERR_FORMAT, "too short to be a GGUF file (%zu bytes)", len) : OK;
+    enum err_code rc = gguf_scan(data, len, len, type_of, e);
     if (rc == OK) {
         reader_text[0] = 0;
         g->files[0].ctx = gguf_init_from_buffer(data, len, (struct gguf_init_params){.no_alloc = true});
