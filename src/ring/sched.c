@@ -33,7 +33,7 @@ struct step {
         uint32_t slot, end_pos; /* position after the entry's last token */
         uint64_t request_id;
         bool sample;
-    } * entries; /* [n_slots] */
+    } *entries; /* [n_slots] */
 };
 
 struct sched {
@@ -102,7 +102,7 @@ void sched_free(struct sched *s)
     free(s);
 }
 
-/* --- requests ------------------------------------------------------------------------------------------------------ */
+/* --- requests ------------------------------------------------------------------------------------ */
 
 enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_request *r, struct err *e)
 {
@@ -181,9 +181,9 @@ bool sched_cancel(struct sched *s, uint64_t id)
     return false;
 }
 
-/* --- composing ------------------------------------------------------------------------------------------------------ */
+/* --- composing ----------------------------------------------------------------------------------- */
 
-static void give_slots(struct sched *s, struct sched_start *starts, uint32_t *n_starts)
+static void give_slots(struct sched *s)
 {
     for (uint32_t i = 0; i < s->lim.n_slots && s->first; i++) {
         struct seq *q = &s->seqs[i];
@@ -192,7 +192,6 @@ static void give_slots(struct sched *s, struct sched_start *starts, uint32_t *n_
         struct request *r = unlink_waiting(s, s->first->id);
         *q = (struct seq){.req = r, .tokens = q->tokens, .n = r->r.n_tokens, .hash = HASH_PREFIX_EMPTY};
         memcpy(q->tokens, r->r.tokens, r->r.n_tokens * sizeof *q->tokens);
-        starts[(*n_starts)++] = (struct sched_start){.request_id = r->id, .slot = i, .sampling = &r->r.sampling};
     }
 }
 
@@ -238,6 +237,11 @@ static uint32_t share(const struct sched *s)
     return (n + s->lim.max_steps - 1) / s->lim.max_steps;
 }
 
+static bool has_room(const struct sched *s, const struct batch *b)
+{
+    return b->n_tok < s->lim.n_batch && b->n_entries < BATCH_MAX_ENTRIES;
+}
+
 static struct step *unused_step(struct sched *s)
 {
     for (uint32_t i = 0; i < s->lim.max_steps; i++) {
@@ -247,6 +251,17 @@ static struct step *unused_step(struct sched *s)
     return NULL;
 }
 
+/* The requests of a slot's first entry are announced with that very step: if it fails, they fail with it. */
+static void collect_starts(const struct sched *s, const struct batch *b, struct sched_start *starts, uint32_t *n_starts)
+{
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *en = &b->entries[i];
+        if (en->flags & BATCH_RESET)
+            starts[(*n_starts)++] = (struct sched_start){
+                .request_id = en->request_id, .slot = en->slot, .sampling = &s->seqs[en->slot].req->r.sampling};
+    }
+}
+
 bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts, uint32_t *n_starts, uint64_t *step_id)
 {
     struct step *st = unused_step(s);
@@ -254,10 +269,10 @@ bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts,
     *n_starts = 0;
     if (!st)
         return false;
-    give_slots(s, starts, n_starts);
+    give_slots(s);
     st->n_entries = 0;
     uint32_t left = share(s), n = s->lim.n_slots, begin = s->turn;
-    for (uint32_t k = 0; k < n && left > 0 && b->n_tok < s->lim.n_batch; k++) {
+    for (uint32_t k = 0; k < n && left > 0 && has_room(s, b); k++) {
         uint32_t slot = (begin + k) % n;
         if (!decoding(&s->seqs[slot]) || !ready(&s->seqs[slot]))
             continue;
@@ -265,7 +280,7 @@ bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts,
         s->turn = (slot + 1) % n;
         left--;
     }
-    for (uint32_t k = 0; k < n && b->n_tok < s->lim.n_batch; k++) { /* then prompts, as much as fits */
+    for (uint32_t k = 0; k < n && has_room(s, b); k++) { /* then prompts, as much as fits */
         struct seq *q = &s->seqs[(begin + k) % n];
         if (decoding(q) || !ready(q))
             continue;
@@ -276,13 +291,14 @@ bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts,
     }
     if (b->n_entries == 0)
         return false;
+    collect_starts(s, b, starts, n_starts);
     st->id = ++s->n_steps_made;
     st->made_ns = clock_now_ns();
     *step_id = st->id;
     return true;
 }
 
-/* --- what comes back ------------------------------------------------------------------------------------------------ */
+/* --- what comes back ----------------------------------------------------------------------------- */
 
 static struct step *find_step(struct sched *s, uint64_t id)
 {
@@ -332,6 +348,15 @@ static void accept(struct sched *s, struct seq *q, const struct batch_result *r)
     q->tokens[q->n++] = r->token;
 }
 
+/* Steps come back in the order they were sent: an older one still in flight was lost on its way. */
+static void fail_overtaken(struct sched *s, uint64_t step_id)
+{
+    for (uint32_t i = 0; i < s->lim.max_steps; i++) {
+        if (s->steps[i].id != 0 && s->steps[i].id < step_id)
+            sched_fail_step(s, s->steps[i].id, ERR_PROTOCOL, "a later step came back first: this one was lost");
+    }
+}
+
 enum err_code sched_result(struct sched *s, uint64_t step_id, const struct batch_result *r, uint32_t n, struct err *e)
 {
     struct step *st = find_step(s, step_id);
@@ -356,6 +381,7 @@ enum err_code sched_result(struct sched *s, uint64_t step_id, const struct batch
     }
     uint32_t n_entries = st->n_entries;
     close_step(s, st);
+    fail_overtaken(s, step_id);
     k = 0;
     for (uint32_t i = 0; i < n_entries; i++) { /* the entries stay readable: st is unused until the next compose */
         const struct step_entry *en = &st->entries[i];

@@ -16,7 +16,8 @@
 enum sched_reason { SCHED_STOP, SCHED_LENGTH, SCHED_CONTEXT, SCHED_CANCELLED, SCHED_FAILED };
 const char *sched_reason_name(enum sched_reason r); /* "stop", "length", "context", "cancelled", "failed" */
 
-/* A request. The arrays are copied by sched_submit. Callbacks run on the compute thread and must return soon. */
+/* A request. The arrays are copied by sched_submit. Callbacks run on the thread that calls the sched_* function which
+ * brings them about, must return soon and call none of these functions. */
 struct sched_request {
     const int32_t *tokens; /* the prompt; at least one */
     uint32_t n_tokens;
@@ -47,8 +48,7 @@ enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_requ
 /* Ends the request now; its slot is free again once nothing of it is in flight. false: no such request. */
 bool sched_cancel(struct sched *s, uint64_t id);
 
-/* A slot was given to a request and the last rank must know its sampling parameters before the step: the next call of
- * sched_compose returned it in here. */
+/* A request begins with this step: the last rank must know its sampling parameters before it. */
 struct sched_start {
     uint64_t request_id;
     uint32_t slot;
@@ -56,11 +56,12 @@ struct sched_start {
 };
 
 /* Fills b (entries, tokens) with the next step, if there is one to send now: true. starts: at least n_slots of room;
- * *n_starts of them are requests whose first step this is. step_id: to be given back. */
+ * *n_starts of them (at most BATCH_MAX_ENTRIES) are requests whose first step this is. step_id: to be given back. */
 bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts, uint32_t *n_starts, uint64_t *step_id);
 
 /* A step came back with its results. ERR_PROTOCOL: results that do not fit what was sent (the step is then failed);
- * an unknown step (one that failed before) is ignored. */
+ * an unknown step (one that failed before) is ignored. Steps come back in the order they were made: older ones still in
+ * flight got lost and fail. */
 enum err_code sched_result(struct sched *s, uint64_t step_id, const struct batch_result *r, uint32_t n,
                            struct err *e) KV_MUST_USE;
 
