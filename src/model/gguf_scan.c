@@ -18,8 +18,8 @@
 #define DEFAULT_ALIGN    32u
 #define MAX_KEY_BYTES    65535u
 #define MAX_DIMS         4u
-#define MIN_KEY_BYTES    (8 + 1 + 4 + 1) /* the shortest key and value there can be */
-#define MIN_TENSOR_BYTES (8 + 1 + 4 + 4 + 8)
+#define MIN_KEY_BYTES    (8 + 4 + 1) /* the shortest key and value there can be */
+#define MIN_TENSOR_BYTES (8 + 4 + 4 + 8)
 
 enum value_type { VALUE_U32 = 4, VALUE_STRING = 8, VALUE_ARRAY = 9, VALUE_COUNT = 13 };
 

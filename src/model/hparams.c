@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "model/hparams.h"
 
+#include "base/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,8 +105,9 @@ static enum err_code read_rope(struct keys *k, struct hparams *h, struct err *e)
         if (factor != 0)
             h->rope_scale = 1.0f / factor;
     } else if (strcmp(scaling, "none") != 0) {
+        char shown[40];
         return err_set(e, ERR_UNSUPPORTED, "RoPE scaling of type '%s' is not supported yet (known: none, linear)",
-                       scaling);
+                       text_clean(scaling, strlen(scaling), shown, sizeof shown));
     }
     return OK;
 }
@@ -170,8 +173,10 @@ enum err_code hparams_read(const struct gguf *g, struct hparams *out, struct err
     enum err_code rc = gguf_str(g, "general.architecture", &arch, e);
     if (rc != OK)
         return rc;
-    if (!arch[0] || strlen(arch) >= sizeof h.arch)
-        return err_set(e, ERR_UNSUPPORTED, "the architecture '%.40s' is not known", arch);
+    char shown[40];
+    if (!arch[0] || strlen(arch) >= sizeof h.arch || !text_printable(arch, strlen(arch)))
+        return err_set(e, ERR_UNSUPPORTED, "the architecture '%s' is not known",
+                       text_clean(arch, strlen(arch), shown, sizeof shown));
     snprintf(h.arch, sizeof h.arch, "%s", arch);
     struct keys k = {.g = g, .arch = h.arch};
     rc = read_all(&k, &h, e);
