@@ -171,7 +171,7 @@ enum err_code net_addr_resolve(const char *text, enum net_use use, uint64_t dead
 {
     struct err local;
     struct lookup *l = calloc(1, sizeof *l);
-    uint16_t port;
+    uint16_t port = 0;
     if (!e)
         e = &local;
     if (!l)

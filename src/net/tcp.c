@@ -60,7 +60,7 @@ enum err_code net_tcp_listen(const char *text, int *fd, uint16_t *port, struct e
         if (rc == OK)
             break;
     }
-    if (rc != OK)
+    if (s < 0)
         return rc;
     *fd = s;
     if (port)

@@ -91,7 +91,7 @@ void handshake_hello_put(const struct handshake_hello *h, uint8_t out[HANDSHAKE_
     uint8_t *p = out;
     memcpy(p, h->ring_id, DIGEST_BYTES);
     memcpy(p + DIGEST_BYTES, h->model_id, DIGEST_BYTES);
-    p += 2 * DIGEST_BYTES;
+    p += (size_t)2 * DIGEST_BYTES;
     le_put_u64(p, h->epoch);
     p += 8;
 #define X(field)                                                                                                       \
@@ -108,7 +108,7 @@ void handshake_hello_get(const uint8_t in[HANDSHAKE_HELLO_BYTES], struct handsha
     memset(&h, 0, sizeof h);
     memcpy(h.ring_id, p, DIGEST_BYTES);
     memcpy(h.model_id, p + DIGEST_BYTES, DIGEST_BYTES);
-    p += 2 * DIGEST_BYTES;
+    p += (size_t)2 * DIGEST_BYTES;
     h.epoch = le_get_u64(p);
     p += 8;
 #define X(field)                                                                                                       \

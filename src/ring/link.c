@@ -426,7 +426,8 @@ static void *reader_main(void *arg)
 
 static enum err_code prepare_socket(const struct link *l, struct err *e)
 {
-    const struct timeval silence = {.tv_sec = l->opt.death_ms / 1000, .tv_usec = l->opt.death_ms % 1000 * 1000};
+    const struct timeval silence = {.tv_sec = l->opt.death_ms / 1000,
+                                    .tv_usec = (suseconds_t)(l->opt.death_ms % 1000) * 1000};
     int flags = fcntl(l->fd, F_GETFL);
     if (flags < 0 || fcntl(l->fd, F_SETFL, flags & ~O_NONBLOCK) != 0 ||
         setsockopt(l->fd, SOL_SOCKET, SO_RCVTIMEO, &silence, sizeof silence) != 0)

@@ -37,13 +37,13 @@ struct link_callbacks {
     void (*on_frame)(void *ctx, const struct frame_header *h, const uint8_t *payload);
     /* The link is down, for good; called exactly once, after the last on_frame, unless link_close ended the link
      * before. code and text: what the peer's FRAME_BYE said (also OK), or ERR_CLOSED, ERR_TIMEOUT, ERR_PROTOCOL,
-     * ERR_LIMIT, ERR_AUTH, ERR_IO. text is one line. */
+     * ERR_LIMIT, ERR_AUTH, ERR_FORMAT, ERR_NOMEM, ERR_IO. text is one line. */
     void (*on_down)(void *ctx, enum err_code code, const char *text);
 };
 
-/* Dials, authenticates, compares, all until the deadline; may be repeated. Errors: as net_tcp_connect; ERR_AUTH (the peer
- * is not `expected`), ERR_MISMATCH, ERR_PROTOCOL, ERR_UNSUPPORTED (version); what the peer refused with has its code and
- * "refused by the peer: " before its text. */
+/* Dials, authenticates, compares, all until the deadline; may be repeated. Errors: as net_tcp_connect; ERR_AUTH (the
+ * peer is not `expected`), ERR_MISMATCH, ERR_PROTOCOL, ERR_UNSUPPORTED (version); what the peer refused with has its
+ * code and "refused by the peer: " before its text. */
 struct link_dial_config {
     const char *addr; /* "host:port" */
     uint64_t deadline_ns;
@@ -59,8 +59,8 @@ enum err_code link_start(struct link *l, const struct link_callbacks *cb, const 
                          struct err *e) KV_MUST_USE;
 
 /* Sends whole frames as frame_*_put made them. Any thread; does not block. ERR_BUSY: the queue is full, nothing of it
- * was taken; ERR_CLOSED: the link is down or not started (on_down says or said why); ERR_LIMIT; ERR_NOMEM. OK does not
- * mean that it arrived. */
+ * was taken; ERR_CLOSED: the link is down or not started (on_down says or said why); ERR_ARG, ERR_PROTOCOL, ERR_LIMIT:
+ * these are not whole, good frames; ERR_NOMEM: and the link goes down. OK does not mean that it arrived. */
 enum err_code link_send(struct link *l, const void *frames, size_t len, struct err *e) KV_MUST_USE;
 
 /* Sends FRAME_BYE, after which link_send gives ERR_CLOSED. The link still has to be closed, which brings it out. */

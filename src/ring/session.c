@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define RECORD_WIRE_MAX (SESSION_RECORD_MAX + SESSION_RECORD_EXTRA)
-#define IN_CAP          (2 * RECORD_WIRE_MAX)
+#define IN_CAP          ((size_t)2 * RECORD_WIRE_MAX)
 
 void session_init(struct session *s, enum seal_cipher cipher, const uint8_t tx[SEAL_KEY_BYTES],
                   const uint8_t rx[SEAL_KEY_BYTES])
