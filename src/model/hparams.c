@@ -3,6 +3,7 @@
 
 #include "base/text.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,11 +97,12 @@ static enum err_code read_rope(struct keys *k, struct hparams *h, struct err *e)
         rc = gguf_opt_f32(k->g, key_of(k, "rope.scaling.factor"), &factor, e);
     if (rc != OK)
         return rc;
-    if (h->n_rot % 2 != 0 || h->rope_base <= 0)
+    if (h->n_rot == 0 || h->n_rot % 2 != 0 || h->rope_base <= 0)
         return err_set(e, ERR_RANGE, "RoPE over %u dimensions with base %g makes no sense", h->n_rot,
                        (double)h->rope_base);
-    if (factor < 0)
-        return err_set(e, ERR_RANGE, "the key %s is negative", key_of(k, "rope.scaling.factor"));
+    if (factor < 0 || (factor > 0 && !isfinite(1.0f / factor)))
+        return err_set(e, ERR_RANGE, "the key %s is %g; it must be 0 or a number above 0",
+                       key_of(k, "rope.scaling.factor"), (double)factor);
     if (strcmp(scaling, "linear") == 0) {
         if (factor != 0)
             h->rope_scale = 1.0f / factor;
