@@ -9,6 +9,7 @@
 #include "crypto/digest.h"
 #include "crypto/key.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Computed with b2sum -l 256 (coreutils), an implementation of its own. */
@@ -63,14 +64,13 @@ static void test_bad_hex_is_refused(void **state)
     struct err e;
     memset(d, 0x5a, sizeof d);
     assert_int_equal(digest_parse("", d, &e), ERR_ARG);
-    strcpy(hex, hash_of_abc);
+    snprintf(hex, sizeof hex, "%s", hash_of_abc);
     hex[63] = 0;
     assert_int_equal(digest_parse(hex, d, &e), ERR_ARG);
     assert_non_null(strstr(e.msg, "64"));
-    strcpy(hex, hash_of_abc);
-    strcat(hex, "0");
+    snprintf(hex, sizeof hex, "%s0", hash_of_abc);
     assert_int_equal(digest_parse(hex, d, &e), ERR_ARG);
-    strcpy(hex, hash_of_abc);
+    snprintf(hex, sizeof hex, "%s", hash_of_abc);
     hex[7] = 'A';
     assert_int_equal(digest_parse(hex, d, &e), ERR_ARG);
     assert_int_equal(e.offset, 7);

@@ -18,10 +18,11 @@
 static void write_file(const char *path, const char *text, mode_t mode)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, mode);
-    assert_true(fd >= 0);
+    if (fd < 0)
+        fail_msg("cannot write %s", path);
     assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
-    fchmod(fd, mode);
     close(fd);
+    assert_int_equal(chmod(path, mode), 0);
 }
 
 static void test_text_is_read_back(void **state)

@@ -62,7 +62,7 @@ static void test_an_endless_host_is_refused(void **state)
     uint16_t port;
     struct err e;
     memset(text, 'a', sizeof text);
-    strcpy(text + sizeof text - 6, ":7000");
+    memcpy(text + sizeof text - 6, ":7000", 6);
     assert_int_equal(net_addr_split(text, NET_DIAL, host, &port, &e), ERR_ARG);
     assert_non_null(strstr(e.msg, "at most 255"));
 }

@@ -256,7 +256,7 @@ static void test_several_frames_go_in_one_send(void **state)
     world_open(&w, 0);
     connect_pair(&w, &client, NULL, NULL);
     for (unsigned i = 1; i <= 5; i++)
-        make_frame(&b, i, i * 30000);
+        make_frame(&b, i, (size_t)i * 30000);
     assert_int_equal(link_send(client.link, b.data, b.len, &e), OK);
     wait_count(&w.server, &w.server.n_frames, 5);
     assert_true(w.server.in_order && w.server.content_ok);
@@ -299,7 +299,7 @@ static void *send_many(void *arg)
 {
     struct sender *s = arg;
     for (unsigned i = 0; i < 200; i++) {
-        if (send_frame(s->link, 0, i * 37, NULL) == OK)
+        if (send_frame(s->link, 0, (size_t)i * 37, NULL) == OK)
             s->n++;
     }
     return NULL;
