@@ -61,6 +61,7 @@ FNR == 1 {
 /^[ \t]*#[ \t]*include[ \t]*[<"]/ {
     name = $0; sub(/^[^<"]*[<"]/, "", name); sub(/[>"].*/, "", name)
     if (name ~ /^sodium/ && room != "crypto") complain("sodium.h belongs to src/crypto: use crypto/*.h")
+    if (name ~ /^openssl\// && room != "crypto") complain("openssl belongs to src/crypto: use crypto/*.h")
     if ((name ~ /^ggml/ || name == "gguf.h") && in_src && room != "engine" && file != "src/model/gguf.c")
         complain(name " belongs to src/engine and src/model/gguf.c: use model/gguf.h")
     if (name ~ /^yyjson/ && in_src && index(yyjson, " " room " ") == 0) complain("yyjson belongs to:" yyjson)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Session cryptography by libsodium: this file chooses the primitives, their nonces and when keys change.
+ * Session cryptography by libsodium and libcrypto: this file chooses the primitives, their nonces and when keys change.
  */
 #include "crypto/seal.h"
 

@@ -51,12 +51,11 @@ void seal_derive(const uint8_t secret[SEAL_KEY_BYTES], const char *label, const 
  * count begins at 0.
  */
 struct seal_key {
-    _Alignas(16) uint8_t aes[512]; /* expanded key of AES-256-GCM */
     uint8_t key[SEAL_KEY_BYTES];
     uint64_t n; /* records sealed or opened under this key */
     enum seal_cipher cipher;
-    void *fast; /* aead.c: owned */
-    bool fast_opens, fast_keyed, fast_failed;
+    void *context; /* aead.c: owned */
+    bool opens, keyed;
 };
 /* Of a fresh struct or a wiped one. */
 void seal_key_init(struct seal_key *k, enum seal_cipher cipher, const uint8_t key[SEAL_KEY_BYTES]);
