@@ -9,7 +9,6 @@
 #include "engine/backend.h"
 #include "net/tcp.h"
 
-#include <ggml.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -91,15 +90,13 @@ int cmd_doctor(int argc, char **argv, const struct command *cmd)
     };
     const char *pos;
     uint32_t n;
-    char text[64];
     int rc = opt_parse(cmd, opts, argc, argv, &pos, 0, &n);
     if (rc >= 0)
         return rc;
     if (f.as_json)
         buf_puts(&f.json, "[");
     say(&f, true, "kvasir", KVASIR_VERSION);
-    snprintf(text, sizeof text, "%s", ggml_version());
-    say(&f, true, "ggml", text);
+    say(&f, true, "ggml", backend_ggml_version());
     look_at_devices(&f);
     look_at_files(&f);
     look_at_network(&f);

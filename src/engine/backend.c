@@ -143,6 +143,11 @@ void backend_close(struct backend *b)
     *b = (struct backend){0};
 }
 
+const char *backend_ggml_version(void)
+{
+    return ggml_version();
+}
+
 void backend_cpu_features(char *out, size_t size)
 {
     size_t n = 0;

@@ -35,6 +35,9 @@ struct backend_info {
 size_t backend_count(void);
 bool backend_describe(size_t i, struct backend_info *out);
 
+/* ggml's own version, static storage. */
+const char *backend_ggml_version(void);
+
 /* Feature names the CPU backend was chosen for ("AVX2 FMA ..."), into out. */
 void backend_cpu_features(char *out, size_t size);
 
