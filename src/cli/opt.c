@@ -90,7 +90,7 @@ int opt_parse(const struct command *c, const struct opt *opts, int argc, char **
     struct option longs[OPT_MAX + 2] = {0};
     char letters[2 * OPT_MAX + 4] = "-:h"; /* "-": positional arguments come as option 1, in place */
     size_t n = 0, m = strlen(letters);
-    for (; opts[n].name && n < OPT_MAX; n++) {
+    for (; n < OPT_MAX && opts[n].name; n++) {
         longs[n] = (struct option){.name = opts[n].name, .has_arg = opts[n].arg ? 1 : 0, .val = 256 + (int)n};
         if (opts[n].letter) {
             letters[m++] = opts[n].letter;
