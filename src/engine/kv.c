@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MAX_BYTES (1ull << 42)
+
 static const struct {
     const char *name;
     enum ggml_type type;
@@ -38,29 +40,34 @@ enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hpara
                       uint32_t n_ctx, uint32_t n_slots, enum kv_type type, struct err *e)
 {
     uint32_t n = end - first;
+    if ((unsigned)type >= KV_TYPE_COUNT)
+        return err_set(e, ERR_ARG, "there is no cache type number %u", (unsigned)type);
     struct kv x = {.first = first, .end = end, .n_ctx = n_ctx, .n_slots = n_slots};
     x.k = calloc(n, sizeof(struct ggml_tensor *));
     x.v = calloc(n, sizeof(struct ggml_tensor *));
-    x.ctx = ggml_init((struct ggml_init_params){.mem_size = (2 * (size_t)n + 1) * ggml_tensor_overhead(), .no_alloc = true});
+    x.ctx = ggml_init(
+        (struct ggml_init_params){.mem_size = (2 * (size_t)n + 1) * ggml_tensor_overhead(), .no_alloc = true});
     if (!x.k || !x.v || !x.ctx) {
         kv_fini(&x);
         return err_set(e, ERR_NOMEM, "out of memory");
     }
     int64_t cells = (int64_t)n_ctx * n_slots;
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < n && bytes <= MAX_BYTES; i++) {
         uint32_t heads = h->n_head_kv[first + i];
         x.k[i] = ggml_new_tensor_2d(x.ctx, types[type].type, (int64_t)heads * h->head_dim_k, cells);
         x.v[i] = ggml_new_tensor_2d(x.ctx, types[type].type, (int64_t)heads * h->head_dim_v, cells);
         bytes += ggml_nbytes(x.k[i]) + ggml_nbytes(x.v[i]);
     }
-    x.buf = ggml_backend_alloc_ctx_tensors(x.ctx, b->be);
+    if (bytes <= MAX_BYTES) /* ggml adds sizes up without looking */
+        x.buf = ggml_backend_alloc_ctx_tensors(x.ctx, b->be);
     if (!x.buf) {
         kv_fini(&x);
-        return err_set(e, ERR_NOMEM,
-                       "out of memory for the key/value cache: %llu bytes for %u slots of %u positions; ask for a smaller "
-                       "context or fewer slots",
-                       (unsigned long long)bytes, n_slots, n_ctx);
+        return err_set(
+            e, ERR_NOMEM,
+            "out of memory for the key/value cache: %llu bytes%s for %u slots of %u positions; ask for a smaller "
+            "context or fewer slots",
+            (unsigned long long)bytes, bytes > MAX_BYTES ? " and more" : "", n_slots, n_ctx);
     }
     ggml_backend_buffer_clear(x.buf, 0);
     *kv = x;

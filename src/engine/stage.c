@@ -166,6 +166,9 @@ static enum err_code entry_check(const struct stage *s, const struct batch *b, c
     if (en->pos > s->p.n_ctx || en->n_tok > s->p.n_ctx - en->pos)
         return err_set(e, ERR_LIMIT, "positions %u..%u are beyond the context of %u", en->pos, en->pos + en->n_tok,
                        s->p.n_ctx);
+    if (en->flags & ~(uint32_t)BATCH_FLAGS_KNOWN)
+        return err_set(e, ERR_RANGE, "unknown flags %#x of slot %u", en->flags & ~(uint32_t)BATCH_FLAGS_KNOWN,
+                       en->slot);
     const struct slot *sl = &s->slots[en->slot];
     if (en->flags & BATCH_RESET) {
         if (en->pos != 0)
@@ -176,6 +179,24 @@ static enum err_code entry_check(const struct stage *s, const struct batch *b, c
     uint64_t mine = en->pos == 0 ? HASH_PREFIX_EMPTY : sl->hash[en->pos];
     if (mine != en->prefix_hash)
         return err_set(e, ERR_STALE, "slot %u holds other tokens before position %u", en->slot, en->pos);
+    return OK;
+}
+
+/* A boundary of the predecessor or of our own: one value that is no number would spoil everything after it, here and on
+ * every later stage. */
+static enum err_code rows_check(const struct batch *b, const char *whose, struct err *e)
+{
+    for (uint32_t i = 0; i < b->n_tok; i++) {
+        const float *row = b->rows + (size_t)i * b->n_embd;
+        uint32_t bad = 0;
+        for (uint32_t k = 0; k < b->n_embd; k++) {
+            uint32_t bits;
+            memcpy(&bits, &row[k], sizeof bits);
+            bad += (bits & 0x7f800000u) == 0x7f800000u; /* infinite or NaN */
+        }
+        if (bad)
+            return err_set(e, ERR_NUMERIC, "the %s boundary: %u values of token %u are not finite", whose, bad, i);
+    }
     return OK;
 }
 
@@ -206,7 +227,7 @@ static enum err_code step_check(const struct stage *s, const struct batch *b, st
         if (b->tokens[i] < 0 || (uint32_t)b->tokens[i] >= s->h.n_vocab)
             return err_set(e, ERR_RANGE, "token %d is not in the vocabulary of %u", b->tokens[i], s->h.n_vocab);
     }
-    return OK;
+    return is_first(s) ? OK : rows_check(b, "incoming", e);
 }
 
 /* Fills s->entries and the host side of the inputs; *n_out: rows that leave the last stage. */
@@ -216,8 +237,8 @@ static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
     for (uint32_t i = 0; i < b->n_entries; i++) {
         const struct batch_entry *en = &b->entries[i];
         uint32_t n_kv = (en->pos + en->n_tok + KV_STEP - 1) / KV_STEP * KV_STEP;
-        s->entries[i] = (struct graph_entry){.slot = en->slot, .n_tok = en->n_tok,
-                                             .n_kv = n_kv < s->p.n_ctx ? n_kv : s->p.n_ctx};
+        s->entries[i] =
+            (struct graph_entry){.slot = en->slot, .n_tok = en->n_tok, .n_kv = n_kv < s->p.n_ctx ? n_kv : s->p.n_ctx};
         for (uint32_t k = 0; k < en->n_tok; k++, tok++) {
             s->pos[tok] = (int32_t)(en->pos + k);
             s->cells[tok] = (int64_t)en->slot * s->p.n_ctx + en->pos + k;
@@ -264,7 +285,7 @@ static enum err_code get_outputs(struct stage *s, struct batch *b, uint32_t n_ou
         return OK;
     if (!is_last(s)) {
         ggml_backend_tensor_get(s->out, b->rows, 0, (size_t)b->n_tok * b->n_embd * sizeof *b->rows);
-        return OK;
+        return rows_check(b, "outgoing", e);
     }
     if (ggml_backend_buffer_is_host(s->out->buffer)) {
         s->last_logits = s->out->data;
@@ -295,6 +316,13 @@ static void remember(struct stage *s, const struct batch *b)
     }
 }
 
+/* The slots hold what they held before the step. */
+static void forget(struct stage *s, const struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n_entries; i++)
+        s->slots[b->entries[i].slot].n = b->entries[i].pos;
+}
+
 static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
 {
     uint32_t row = 0, tok = 0;
@@ -307,8 +335,8 @@ static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
         const struct slot *sl = &s->slots[en->slot];
         const float *logits = s->last_logits + (size_t)(s->p.all_logits ? tok - 1 : row) * s->h.n_vocab;
         struct batch_result *r = &b->results[b->n_results];
-        enum err_code rc = sampler_draw(s->sampler, &sl->sampling, logits, sl->tokens, sl->n, sl->n, &r->token,
-                                        &r->logprob, e);
+        enum err_code rc =
+            sampler_draw(s->sampler, &sl->sampling, logits, sl->tokens, sl->n, sl->n, &r->token, &r->logprob, e);
         if (rc != OK)
             return rc;
         r->request_id = en->request_id;
@@ -331,8 +359,7 @@ enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
     rc = prepare_graph(s, b->n_entries, b->n_tok, n_out, e);
     if (rc != OK)
         return rc;
-    for (uint32_t i = 0; i < b->n_entries; i++) /* until it has succeeded, only what was before counts */
-        s->slots[b->entries[i].slot].n = b->entries[i].pos;
+    forget(s, b); /* until it has succeeded, only what was before counts */
     set_inputs(s, b, n_out);
     enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->g.gf);
     if (st != GGML_STATUS_SUCCESS)
@@ -342,7 +369,12 @@ enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
     if (rc != OK)
         return rc;
     remember(s, b);
-    return is_last(s) ? sample(s, b, e) : OK;
+    rc = is_last(s) ? sample(s, b, e) : OK;
+    if (rc != OK) {
+        b->n_results = 0;
+        forget(s, b);
+    }
+    return rc;
 }
 
 enum err_code stage_sampling(struct stage *s, uint32_t slot, const struct batch_sampling *p, struct err *e)
@@ -377,8 +409,8 @@ static enum err_code params_check(struct stage *s, struct err *e)
         return err_set(e, ERR_RANGE, "steps of %u tokens; 1 to %u are possible", p->n_batch, BATCH_MAX_TOK);
     if (p->n_batch < p->n_slots)
         p->n_batch = p->n_slots;
-    s->info = (struct stage_info){.first = p->first, .end = p->end, .n_block = s->h.n_block, .n_embd = s->h.n_embd,
-                                  .n_vocab = s->h.n_vocab};
+    s->info = (struct stage_info){
+        .first = p->first, .end = p->end, .n_block = s->h.n_block, .n_embd = s->h.n_embd, .n_vocab = s->h.n_vocab};
     return OK;
 }
 
@@ -393,8 +425,9 @@ static enum err_code load_weights(struct stage *s, const struct gguf *g, struct 
     struct weight_spec table = {.use = WEIGHT_GET_ROWS, .ne = {embd, vocab}};
     if (is_first(s))
         s->token_embd = weights_declare(w, "token_embd.weight", table);
-    s->rope_factors = weights_declare(
-        w, "rope_freqs.weight", (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {s->h.n_rot / 2, 0}});
+    s->rope_factors =
+        weights_declare(w, "rope_freqs.weight",
+                        (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {s->h.n_rot / 2, 0}});
     for (uint32_t i = 0; i < n; i++)
         s->arch->declare(w, &s->h, s->info.first + i, &s->blocks[i]);
     if (is_last(s)) {
@@ -406,8 +439,8 @@ static enum err_code load_weights(struct stage *s, const struct gguf *g, struct 
             head.optional = false;
             s->output = weights_declare(w, "token_embd.weight", head);
         }
-        s->output_b = weights_declare(
-            w, "output.bias", (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {vocab, 0}});
+        s->output_b = weights_declare(w, "output.bias",
+                                      (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {vocab, 0}});
     }
     rc = weights_load(w, &s->be, !s->p.no_repack, e);
     s->info.weight_bytes = weights_bytes(w);
