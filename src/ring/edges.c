@@ -29,7 +29,8 @@ struct end {
     struct tie *tie; /* the live link, NULL when there is none */
     uint64_t next_dial_ns;
     uint32_t pause_ms;
-    struct link_stats past; /* of links that are gone */
+    struct link_stats past;                 /* of links that are gone */
+    struct err lost;                        /* why the last of them went down; OK: there was none */
     char last[sizeof((struct err){0}.msg)]; /* last reason a dial failed: said once, not at every try */
 };
 
@@ -65,7 +66,39 @@ static void add_stats(struct link_stats *to, const struct link_stats *s)
     to->bytes_out += s->bytes_out;
 }
 
-/* --- callbacks of links ------------------------------------------------------------------------------------------- */
+/* --- callbacks of links -------------------------------------------------------------------------- */
+
+/* Takes the live link of an end away, if it is this one. With the mutex. */
+static bool retire(struct edges *x, struct tie *tie, enum err_code code, const char *text)
+{
+    struct end *end = &x->end[tie->end];
+    if (end->tie != tie)
+        return false;
+    end->tie = NULL;
+    tie->next = x->dead;
+    x->dead = tie;
+    end->pause_ms = x->c.retry_ms;
+    end->next_dial_ns = clock_now_ns();
+    err_set(&end->lost, code == OK ? ERR_CLOSED : code, "rank %u lost its %s: %s", x->c.rank, end_name(tie->end),
+            text[0] ? text : err_text(code));
+    pthread_cond_signal(&x->wake);
+    return true;
+}
+
+/* Says goodbye to the live link of an end and drops it; only, NULL for any. */
+static void drop(struct edges *x, enum edges_end end, const struct tie *only, enum err_code code, const char *text)
+{
+    pthread_mutex_lock(&x->mutex);
+    struct tie *tie = x->end[end].tie;
+    bool was = tie && (!only || tie == only);
+    if (was) {
+        link_bye(tie->link, code, x->c.rank, text);
+        retire(x, tie, code, text);
+    }
+    pthread_mutex_unlock(&x->mutex);
+    if (was)
+        x->c.on_state(x->c.ctx, end, false, code, text);
+}
 
 static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *payload)
 {
@@ -78,22 +111,8 @@ static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *pay
         return;
     }
     /* Nothing but heartbeats goes upstream. */
-    link_bye(tie->link, ERR_PROTOCOL, x->c.rank, "frames travel only from predecessor to successor");
-}
-
-/* Takes the live link of an end away, if it is this one. With the mutex. */
-static bool retire(struct edges *x, struct tie *tie)
-{
-    struct end *end = &x->end[tie->end];
-    if (end->tie != tie)
-        return false;
-    end->tie = NULL;
-    tie->next = x->dead;
-    x->dead = tie;
-    end->pause_ms = x->c.retry_ms;
-    end->next_dial_ns = clock_now_ns();
-    pthread_cond_signal(&x->wake);
-    return true;
+    drop(x, tie->end, tie, ERR_PROTOCOL,
+         "the successor sent a frame; frames travel only from predecessor to successor");
 }
 
 static void on_down(void *ctx, enum err_code code, const char *text)
@@ -102,7 +121,7 @@ static void on_down(void *ctx, enum err_code code, const char *text)
     struct edges *x = tie->x;
     pthread_mutex_lock(&x->mutex);
     enum edges_end end = tie->end;
-    bool was = retire(x, tie);
+    bool was = retire(x, tie, code, text);
     pthread_mutex_unlock(&x->mutex);
     if (was)
         x->c.on_state(x->c.ctx, end, false, code, text);
@@ -122,7 +141,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
     pthread_mutex_lock(&x->mutex);
     bool replaced = x->end[which].tie != NULL;
     if (replaced)
-        retire(x, x->end[which].tie);
+        retire(x, x->end[which].tie, ERR_CLOSED, "replaced by a new link");
     bool stop = x->stop;
     if (!stop) {
         x->end[which].tie = tie;
@@ -144,7 +163,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
         tie->up = rc == OK;
         if (rc != OK) {
             log_error("ring", "edge=%u cannot start the link: %s", x->end[which].edge, e.msg);
-            retire(x, tie);
+            retire(x, tie, rc, e.msg);
         }
     }
     pthread_mutex_unlock(&x->mutex);
@@ -152,7 +171,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
         x->c.on_state(x->c.ctx, which, true, OK, "");
 }
 
-/* --- listening ---------------------------------------------------------------------------------------------------- */
+/* --- listening ----------------------------------------------------------------------------------- */
 
 static enum err_code edge_wanted(void *ctx, uint32_t edge, struct handshake_hello *mine, struct key_public *expected,
                                  struct err *e)
@@ -177,7 +196,7 @@ static void on_link(void *ctx, uint32_t edge, struct link *link)
     link_close(link);
 }
 
-/* --- the keeper ---------------------------------------------------------------------------------------------------- */
+/* --- the keeper ---------------------------------------------------------------------------------- */
 
 static void close_dead(struct edges *x)
 {
@@ -199,6 +218,13 @@ static void close_dead(struct edges *x)
     }
 }
 
+/* Somebody has to do something about it. All else is a neighbour that is not there yet, or that leaves. */
+static bool will_not_heal(enum err_code code)
+{
+    return code == ERR_AUTH || code == ERR_MISMATCH || code == ERR_PROTOCOL || code == ERR_UNSUPPORTED ||
+           code == ERR_ARG;
+}
+
 static void dial(struct edges *x, enum edges_end which)
 {
     struct end *end = &x->end[which];
@@ -210,8 +236,11 @@ static void dial(struct edges *x, enum edges_end which)
     const char *addr = x->c.m->ranks[peer].addr;
     enum err_code rc = handshake_hello_of(x->c.m, x->c.rank, end->edge, &mine, &expected, &e);
     if (rc == OK) {
-        struct link_dial_config c = {.addr = addr, .deadline_ns = clock_deadline_ms(DIAL_MS), .secret = x->c.secret,
-                                     .mine = &mine, .expected = &expected};
+        struct link_dial_config c = {.addr = addr,
+                                     .deadline_ns = clock_deadline_ms(DIAL_MS),
+                                     .secret = x->c.secret,
+                                     .mine = &mine,
+                                     .expected = &expected};
         rc = link_dial(&c, &link, &e);
     }
     if (rc == OK) {
@@ -221,9 +250,8 @@ static void dial(struct edges *x, enum edges_end which)
     }
     if (strcmp(end->last, e.msg) != 0) {
         snprintf(end->last, sizeof end->last, "%s", e.msg);
-        /* A refused connection at first is a neighbour that is still starting. */
-        log_line(e.code == ERR_IO || e.code == ERR_TIMEOUT ? LOG_INFO : LOG_WARN, "ring",
-                 "%s: rank %u (%s), the %s: %s", err_name(e.code), peer, addr, end_name(which), e.msg);
+        log_line(will_not_heal(e.code) ? LOG_WARN : LOG_INFO, "ring", "%s: rank %u (%s), the %s: %s", err_name(e.code),
+                 peer, addr, end_name(which), e.msg);
     }
     pthread_mutex_lock(&x->mutex);
     end->next_dial_ns = clock_deadline_ms(end->pause_ms);
@@ -271,7 +299,7 @@ static void *keep(void *arg)
     return NULL;
 }
 
-/* --- life ----------------------------------------------------------------------------------------------------------- */
+/* --- life ---------------------------------------------------------------------------------------- */
 
 static enum err_code listen_start(struct edges *x, struct err *e)
 {
@@ -325,7 +353,7 @@ void edges_stop(struct edges *x, enum err_code code, const char *text)
     for (int i = 0; i < EDGES_END_COUNT; i++) {
         if (x->end[i].tie) {
             link_bye(x->end[i].tie->link, code, x->c.rank, text);
-            retire(x, x->end[i].tie);
+            retire(x, x->end[i].tie, code, text);
         }
     }
     pthread_cond_signal(&x->wake);
@@ -349,22 +377,16 @@ enum err_code edges_send(struct edges *x, const void *frames, size_t len, struct
     return rc;
 }
 
-void edges_refuse(struct edges *x, enum err_code code, const char *text)
+void edges_drop(struct edges *x, enum edges_end end, enum err_code code, const char *text)
 {
-    pthread_mutex_lock(&x->mutex);
-    struct tie *tie = x->end[EDGES_PREDECESSOR].tie;
-    if (tie) {
-        link_bye(tie->link, code, x->c.rank, text);
-        retire(x, tie);
-    }
-    pthread_mutex_unlock(&x->mutex);
-    if (tie)
-        x->c.on_state(x->c.ctx, EDGES_PREDECESSOR, false, code, text);
+    drop(x, end, NULL, code, text);
 }
 
-uint64_t edges_generation(struct edges *x, enum edges_end end)
+uint64_t edges_generation(struct edges *x, enum edges_end end, struct err *lost)
 {
     pthread_mutex_lock(&x->mutex);
+    if (lost && x->end[end].lost.code != OK)
+        *lost = x->end[end].lost;
     uint64_t g = x->end[end].tie && x->end[end].tie->up ? x->end[end].tie->generation : 0;
     pthread_mutex_unlock(&x->mutex);
     return g;

@@ -37,11 +37,13 @@ void edges_stop(struct edges *x, enum err_code code, const char *text);
 /* Whole frames to the successor. Any thread; does not block. ERR_CLOSED while there is no link; else as link_send. */
 enum err_code edges_send(struct edges *x, const void *frames, size_t len, struct err *e) KV_MUST_USE;
 
-/* The predecessor violated the protocol: tells it why and drops the link. Any thread. */
-void edges_refuse(struct edges *x, enum err_code code, const char *text);
+/* Tells the peer at that end why, and drops the link: it violated the protocol, or the stream to it cannot go on. Any
+ * thread; on_state runs on it. */
+void edges_drop(struct edges *x, enum edges_end end, enum err_code code, const char *text);
 
-/* Number of the link that is up at this end, never used twice; 0 while it is down. Any thread. */
-uint64_t edges_generation(struct edges *x, enum edges_end end);
+/* Number of the link that is up at this end, never used twice; 0 while it is down. lost, when not NULL: why the one
+ * before it went down (code never OK; untouched when there was none). Any thread. */
+uint64_t edges_generation(struct edges *x, enum edges_end end, struct err *lost);
 /* Sum over all links this end has had. */
 void edges_stats(struct edges *x, enum edges_end end, struct link_stats *out);
 uint16_t edges_port(const struct edges *x); /* 0 when it does not listen */

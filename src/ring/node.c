@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INBOX_FRAMES    256u /* frames that may wait for the compute thread */
-#define PROBE_EARLY_MS  100u /* between probes until the ring is whole */
-#define PROBE_LATER_MS  1000u
-#define TICK_MS         100u
+#define INBOX_SPARE    256u /* frames that may wait for the compute thread, besides one request and step per slot */
+#define PROBE_EARLY_MS 100u /* between probes until the ring is whole */
+#define PROBE_LATER_MS 1000u
+#define TICK_MS        100u
 
 /* A frame on its way from a link's reader to the compute thread. */
 struct letter {
@@ -31,13 +31,13 @@ struct node {
     pthread_t thread;
     bool started;
 
-    pthread_mutex_t mutex; /* guards the inbox and the flags */
-    pthread_cond_t wake;   /* the compute thread waits for work */
-    pthread_cond_t turned; /* `ready` changed */
-    struct letter *letters;
+    pthread_mutex_t mutex;  /* guards the inbox and the flags */
+    pthread_cond_t wake;    /* the compute thread waits for work */
+    pthread_cond_t turned;  /* `ready` changed */
+    struct letter *letters; /* [n_letters] */
+    uint32_t n_letters;
     struct letter *first, *last, *unused; /* unused: last in, first out, so that few of the buffers ever grow */
     bool stop, work, ready;
-    struct err lost;                      /* why an end went down last */
 
     pthread_mutex_t sched_mutex; /* guards the scheduler; callbacks of requests run with it held */
     struct sched *sched;         /* rank 0 */
@@ -47,6 +47,10 @@ struct node {
     struct batch b;
     struct buf out;
     struct sched_start *starts;
+    struct refused { /* last rank, [n_slots]: parameters that the stage refused; the request's first step fails */
+        uint64_t request_id; /* 0: none */
+        struct err why;
+    } *refused;
     uint64_t generation[EDGES_END_COUNT];
     uint64_t probe_nonce, probe_due_ns, last_news_ns;
 
@@ -63,7 +67,7 @@ static bool is_last(const struct node *n)
     return n->c.rank + 1 == n->c.m->n_ranks;
 }
 
-/* --- the inbox: link threads put, the compute thread takes ---------------------------------------------------------- */
+/* --- the inbox: link threads put, the compute thread takes --------------------------------------- */
 
 static void on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
                      const uint8_t *payload)
@@ -75,7 +79,7 @@ static void on_frame(void *ctx, struct edges *x, uint64_t generation, const stru
         n->unused = l->next;
     pthread_mutex_unlock(&n->mutex);
     if (!l) {
-        edges_refuse(x, ERR_LIMIT, "more frames than the ring allows wait here");
+        edges_drop(x, EDGES_PREDECESSOR, ERR_LIMIT, "more frames than the ring allows wait here");
         return;
     }
     l->h = *h;
@@ -98,7 +102,7 @@ static void on_frame(void *ctx, struct edges *x, uint64_t generation, const stru
     }
     pthread_mutex_unlock(&n->mutex);
     if (failed)
-        edges_refuse(x, ERR_NOMEM, "out of memory for a frame");
+        edges_drop(x, EDGES_PREDECESSOR, ERR_NOMEM, "out of memory for a frame");
 }
 
 static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
@@ -111,8 +115,6 @@ static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code,
     if (!up && !n->stop) {
         log_line(code == OK ? LOG_INFO : LOG_WARN, "ring", "%s: the %s of rank %u is lost: %s", err_name(code), who,
                  n->c.rank, text);
-        err_set(&n->lost, code == OK ? ERR_CLOSED : code, "rank %u lost its %s: %s", n->c.rank, who,
-                text[0] ? text : err_text(code));
     }
     n->work = true;
     pthread_cond_signal(&n->wake);
@@ -127,7 +129,7 @@ static void wake(struct node *n)
     pthread_mutex_unlock(&n->mutex);
 }
 
-/* --- sending -------------------------------------------------------------------------------------------------------- */
+/* --- sending ------------------------------------------------------------------------------------- */
 
 static enum err_code flush(struct node *n, struct err *e)
 {
@@ -136,13 +138,27 @@ static enum err_code flush(struct node *n, struct err *e)
     return edges_send(n->edges, n->out.data, n->out.len, e);
 }
 
+/* Sends on what rank 0 counts on. Where that fails the stream has a hole, which nobody could notice: it ends, and
+ * the successor tells rank 0 of the loss. */
+static void pass(struct node *n, const char *what)
+{
+    struct err e;
+    if (flush(n, &e) == OK)
+        return;
+    log_warn("ring", "%s: rank %u: %s was not passed on: %s", err_name(e.code), n->c.rank, what, e.msg);
+    if (e.code != ERR_CLOSED)
+        edges_drop(n->edges, EDGES_SUCCESSOR, e.code, e.msg);
+}
+
 /* Passes a failure on to rank 0. */
 static void send_fail(struct node *n, uint64_t step_id, const struct frame_fail *f)
 {
     struct err e;
     buf_clear(&n->out);
-    if (frame_fail_put(&n->out, FRAME_FAIL, step_id, f, &e) != OK || flush(n, &e) != OK)
-        log_warn("ring", "rank=%u cannot report a failure: %s", n->c.rank, e.msg);
+    if (frame_fail_put(&n->out, FRAME_FAIL, step_id, f, &e) != OK)
+        log_error("ring", "rank=%u cannot report a failure: %s", n->c.rank, e.msg);
+    else
+        pass(n, "a failure");
 }
 
 static void report(struct node *n, uint64_t step_id, const struct err *why)
@@ -183,7 +199,7 @@ static void broken(struct node *n, enum err_code code, const char *text)
     }
 }
 
-/* --- steps ---------------------------------------------------------------------------------------------------------- */
+/* --- steps --------------------------------------------------------------------------------------- */
 
 static enum err_code run_stage(struct node *n, struct err *e)
 {
@@ -204,7 +220,7 @@ static void take_results(struct node *n, uint64_t step_id)
     enum err_code rc = sched_result(n->sched, step_id, n->b.results, n->b.n_results, &e);
     pthread_mutex_unlock(&n->sched_mutex);
     if (rc != OK)
-        edges_refuse(n->edges, rc, e.msg);
+        edges_drop(n->edges, EDGES_PREDECESSOR, rc, e.msg);
 }
 
 static void fail_step(struct node *n, uint64_t step_id, const struct err *e)
@@ -237,7 +253,8 @@ static bool lead(struct node *n)
     struct err e;
     pthread_mutex_lock(&n->sched_mutex);
     bool some = sched_compose(n->sched, &n->b, n->starts, &n_starts, &step_id);
-    enum err_code rc = some ? announce(n, n_starts, &e) : OK; /* the parameters are read while nobody can end a request */
+    enum err_code rc =
+        some ? announce(n, n_starts, &e) : OK; /* the parameters are read while nobody can end a request */
     pthread_mutex_unlock(&n->sched_mutex);
     if (!some)
         return false;
@@ -256,6 +273,19 @@ static bool lead(struct node *n)
     return true;
 }
 
+/* A request in this step whose sampling parameters the stage refused? */
+static enum err_code check_refused(const struct node *n, struct err *e)
+{
+    for (uint32_t i = 0; is_last(n) && i < n->b.n_entries; i++) {
+        const struct refused *r = &n->refused[n->b.entries[i].slot];
+        if (r->request_id == 0 || r->request_id != n->b.entries[i].request_id)
+            continue;
+        *e = r->why;
+        return r->why.code;
+    }
+    return OK;
+}
+
 /* Other ranks. */
 static enum err_code follow(struct node *n, const struct letter *l, struct err *e)
 {
@@ -265,7 +295,9 @@ static enum err_code follow(struct node *n, const struct letter *l, struct err *
     if (rc != OK)
         return rc;
     struct err why;
-    rc = run_stage(n, &why);
+    rc = check_refused(n, &why);
+    if (rc == OK)
+        rc = run_stage(n, &why);
     buf_clear(&n->out);
     if (rc == OK && is_last(n))
         rc = frame_result_put(&n->out, l->h.step_id, &n->b, &why);
@@ -275,25 +307,21 @@ static enum err_code follow(struct node *n, const struct letter *l, struct err *
         report(n, l->h.step_id, &why);
         return OK;
     }
-    if (flush(n, &why) != OK) /* the successor notices the loss itself and tells rank 0 */
-        log_warn("ring", "%s: rank %u: step %llu was not passed on: %s", err_name(why.code), n->c.rank,
-                 (unsigned long long)l->h.step_id, why.msg);
+    pass(n, "a step");
     return OK;
 }
 
-/* --- other frames ---------------------------------------------------------------------------------------------------- */
+/* --- other frames -------------------------------------------------------------------------------- */
 
 /* Sends the frame on as it came. */
 static void pass_on(struct node *n, const struct letter *l)
 {
-    struct err e;
     uint8_t head[FRAME_HEADER_BYTES];
     frame_header_put(head, &l->h);
     buf_clear(&n->out);
     buf_put(&n->out, head, sizeof head);
     buf_put(&n->out, l->payload.data, l->payload.len);
-    if (flush(n, &e) != OK)
-        log_warn("ring", "%s: rank %u: a frame was not passed on: %s", err_name(e.code), n->c.rank, e.msg);
+    pass(n, "a frame");
 }
 
 static enum err_code on_request(struct node *n, const struct letter *l, struct err *e)
@@ -305,9 +333,14 @@ static enum err_code on_request(struct node *n, const struct letter *l, struct e
     enum err_code rc = frame_request_get(l->payload.data, l->payload.len, &n->lim, &slot, &s, e);
     if (rc != OK)
         return rc;
-    if (is_last(n))
-        return n->c.stage.sampling ? n->c.stage.sampling(n->c.stage.ctx, slot, &s, e) : OK;
-    pass_on(n, l);
+    if (!is_last(n)) {
+        pass_on(n, l);
+        return OK;
+    }
+    struct refused *r = &n->refused[slot];
+    r->request_id = 0;
+    if (n->c.stage.sampling && n->c.stage.sampling(n->c.stage.ctx, slot, &s, &r->why) != OK)
+        r->request_id = l->h.request_id;
     return OK;
 }
 
@@ -381,8 +414,9 @@ static void handle(struct node *n, const struct letter *l)
     struct err e;
     enum err_code rc;
     if (l->generation != n->generation[EDGES_PREDECESSOR])
-        return; /* left over from a link that is gone: its steps have failed */
-    n->last_news_ns = clock_now_ns();
+        return;                   /* left over from a link that is gone: its steps have failed */
+    if (l->h.type != FRAME_PROBE) /* probes sent before a step that got lost say nothing about it */
+        n->last_news_ns = clock_now_ns();
     switch (l->h.type) {
     case FRAME_STEP:
         rc = follow(n, l, &e);
@@ -403,31 +437,31 @@ static void handle(struct node *n, const struct letter *l)
         rc = err_set(&e, ERR_PROTOCOL, "a frame of type %d has no business here", (int)l->h.type);
     }
     if (rc != OK)
-        edges_refuse(n->edges, rc, e.msg);
+        edges_drop(n->edges, EDGES_PREDECESSOR, rc, e.msg);
 }
 
-/* --- the compute thread ---------------------------------------------------------------------------------------------- */
+/* --- the compute thread -------------------------------------------------------------------------- */
 
 /* Compares the ends with what was known of them. */
 static void look_at_edges(struct node *n)
 {
     bool lost = false, pred_lost = false;
+    struct err why;
     for (int i = 0; i < EDGES_END_COUNT; i++) {
-        uint64_t g = edges_generation(n->edges, (enum edges_end)i);
+        struct err e;
+        uint64_t g = edges_generation(n->edges, (enum edges_end)i, &e);
         if (g == n->generation[i])
             continue;
         if (n->generation[i] != 0) {
             lost = true;
             pred_lost |= i == EDGES_PREDECESSOR;
+            why = e;
         }
         n->generation[i] = g;
         n->probe_due_ns = 0;
     }
     if (!lost)
         return;
-    pthread_mutex_lock(&n->mutex);
-    struct err why = n->lost;
-    pthread_mutex_unlock(&n->mutex);
     if (is_first(n)) {
         broken(n, why.code, why.msg);
         return;
@@ -502,7 +536,7 @@ static void *compute(void *arg)
     return NULL;
 }
 
-/* --- for other threads ----------------------------------------------------------------------------------------------- */
+/* --- for other threads --------------------------------------------------------------------------- */
 
 bool node_is_ready(struct node *n)
 {
@@ -514,6 +548,8 @@ bool node_is_ready(struct node *n)
 
 enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e)
 {
+    if (!is_first(n))
+        return err_set(e, ERR_UNSUPPORTED, "rank 0 knows whether the ring is whole, this is rank %u", n->c.rank);
     pthread_mutex_lock(&n->mutex);
     while (!n->ready && clock_now_ns() < deadline_ns)
         thread_cond_wait(&n->turned, &n->mutex, deadline_ns);
@@ -523,9 +559,10 @@ enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *
         return OK;
     if (!n->edges)
         return err_set(e, ERR_INTERNAL, "a ring of one is always ready");
-    const char *missing = !edges_generation(n->edges, EDGES_SUCCESSOR)     ? "its successor, rank 1, is not linked"
-                          : !edges_generation(n->edges, EDGES_PREDECESSOR) ? "its predecessor, the last rank, is not linked"
-                                                                           : "no probe came around";
+    const char *missing = !edges_generation(n->edges, EDGES_SUCCESSOR, NULL) ? "its successor, rank 1, is not linked"
+                          : !edges_generation(n->edges, EDGES_PREDECESSOR, NULL)
+                              ? "its predecessor, the last rank, is not linked"
+                              : "no probe came around";
     return err_set(e, ERR_TIMEOUT, "the ring is not whole: rank 0 waits in vain: %s", missing);
 }
 
@@ -558,8 +595,8 @@ bool node_cancel(struct node *n, uint64_t id)
 
 void node_stats_get(struct node *n, struct node_stats *out)
 {
-    *out = (struct node_stats){.n_steps = atomic_load(&n->n_steps), .n_tok = atomic_load(&n->n_tok),
-                               .busy_ns = atomic_load(&n->busy_ns)};
+    *out = (struct node_stats){
+        .n_steps = atomic_load(&n->n_steps), .n_tok = atomic_load(&n->n_tok), .busy_ns = atomic_load(&n->busy_ns)};
     if (n->edges) {
         edges_stats(n->edges, EDGES_PREDECESSOR, &out->predecessor);
         edges_stats(n->edges, EDGES_SUCCESSOR, &out->successor);
@@ -576,7 +613,7 @@ uint16_t node_port(const struct node *n)
     return n->edges ? edges_port(n->edges) : 0;
 }
 
-/* --- life ------------------------------------------------------------------------------------------------------------ */
+/* --- life ---------------------------------------------------------------------------------------- */
 
 static enum err_code make_memory(struct node *n, struct err *e)
 {
@@ -587,17 +624,23 @@ static enum err_code make_memory(struct node *n, struct err *e)
     n->b.tokens = calloc(m->n_batch, sizeof *n->b.tokens);
     n->b.rows = malloc((size_t)m->n_batch * m->n_embd * sizeof *n->b.rows);
     n->starts = calloc(m->n_slots, sizeof *n->starts);
-    n->letters = calloc(INBOX_FRAMES, sizeof *n->letters);
-    if (!n->b.entries || !n->b.results || !n->b.tokens || !n->b.rows || !n->starts || !n->letters)
+    n->n_letters = INBOX_SPARE + 2 * m->n_slots;
+    n->letters = calloc(n->n_letters, sizeof *n->letters);
+    n->refused = calloc(m->n_slots, sizeof *n->refused);
+    if (!n->b.entries || !n->b.results || !n->b.tokens || !n->b.rows || !n->starts || !n->letters || !n->refused)
         return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens", m->n_batch);
-    for (uint32_t i = 0; i < INBOX_FRAMES; i++) {
+    for (uint32_t i = 0; i < n->n_letters; i++) {
         n->letters[i].next = n->unused;
         n->unused = &n->letters[i];
     }
     if (!is_first(n))
         return OK;
-    struct sched_limits lim = {.n_slots = m->n_slots, .n_ctx = m->n_ctx, .n_vocab = m->n_vocab, .n_batch = m->n_batch,
-                               .max_steps = n->c.max_steps, .max_waiting = n->c.max_waiting};
+    struct sched_limits lim = {.n_slots = m->n_slots,
+                               .n_ctx = m->n_ctx,
+                               .n_vocab = m->n_vocab,
+                               .n_batch = m->n_batch,
+                               .max_steps = n->c.max_steps,
+                               .max_waiting = n->c.max_waiting};
     return sched_new(&lim, &n->sched, e);
 }
 
@@ -612,9 +655,17 @@ static enum err_code start_all(struct node *n, struct err *e)
         uint64_t step = FRAME_HEADER_BYTES + 64 + (uint64_t)n->c.m->n_batch * (n->c.m->n_embd + 1) * 4;
         uint64_t room = step * (n->c.max_steps + 2);
         if (n->c.link.queue_bytes == 0)
-            n->c.link.queue_bytes = room < LINK_QUEUE_BYTES ? LINK_QUEUE_BYTES : room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
-        struct edges_config c = {.m = n->c.m, .rank = n->c.rank, .secret = n->c.secret, .listen_addr = n->c.listen_addr,
-                                 .listen_fd = n->c.listen_fd, .link = n->c.link, .ctx = n, .on_frame = on_frame,
+            n->c.link.queue_bytes = room < LINK_QUEUE_BYTES ? LINK_QUEUE_BYTES
+                                    : room > UINT32_MAX     ? UINT32_MAX
+                                                            : (uint32_t)room;
+        struct edges_config c = {.m = n->c.m,
+                                 .rank = n->c.rank,
+                                 .secret = n->c.secret,
+                                 .listen_addr = n->c.listen_addr,
+                                 .listen_fd = n->c.listen_fd,
+                                 .link = n->c.link,
+                                 .ctx = n,
+                                 .on_frame = on_frame,
                                  .on_state = on_state};
         rc = edges_start(&c, &n->edges, e);
         if (rc != OK)
@@ -665,9 +716,10 @@ void node_stop(struct node *n)
         pthread_join(n->thread, NULL);
     edges_stop(n->edges, OK, "the node stops");
     sched_free(n->sched);
-    for (uint32_t i = 0; n->letters && i < INBOX_FRAMES; i++)
+    for (uint32_t i = 0; n->letters && i < n->n_letters; i++)
         buf_free(&n->letters[i].payload);
     free(n->letters);
+    free(n->refused);
     free(n->starts);
     free(n->b.entries);
     free(n->b.results);

@@ -48,12 +48,14 @@ enum err_code node_start(const struct node_config *config, struct node **out, st
 /* Ends every request (SCHED_CANCELLED), says BYE to the neighbours, joins all threads. NULL is fine. */
 void node_stop(struct node *n);
 
-/* Rank 0: is the ring whole? Waits for it until the deadline; ERR_TIMEOUT says what is missing. */
+/* Rank 0: is the ring whole? Waits for it until the deadline; ERR_TIMEOUT says what is missing. ERR_UNSUPPORTED on
+ * other ranks. */
 enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e) KV_MUST_USE;
 bool node_is_ready(struct node *n);
 
-/* Rank 0: hands a request in; errors as sched_submit. *id is written before the first callback can run. The request's
- * callbacks run on the compute thread and must not call node functions. Any thread. */
+/* Rank 0: hands a request in; errors as sched_submit, ERR_UNSUPPORTED on other ranks. *id is written before the first
+ * callback can run. The request's callbacks run on the compute thread (on_end also in node_cancel and node_stop, on
+ * the thread that calls them) and must not call node functions. Any thread. */
 enum err_code node_submit(struct node *n, const struct sched_request *r, uint64_t *id, struct err *e) KV_MUST_USE;
 bool node_cancel(struct node *n, uint64_t id);
 
