@@ -57,8 +57,12 @@ static struct ggml_tensor *llama_build(struct graph *g, uint32_t il, const struc
     k = graph_rope(g, k, GGML_ROPE_TYPE_NORMAL);
     struct ggml_tensor *o = graph_attention(g, il, q, k, v, 1.0f / sqrtf((float)d));
     struct ggml_tensor *y = ggml_add(g->ctx, x, graph_linear(g, b->attn_out, b->attn_out_b, o));
-    struct graph_ffn ffn = {.gate = b->ffn_gate, .gate_b = b->ffn_gate_b, .up = b->ffn_up,
-                            .up_b = b->ffn_up_b, .down = b->ffn_down, .down_b = b->ffn_down_b};
+    struct graph_ffn ffn = {.gate = b->ffn_gate,
+                            .gate_b = b->ffn_gate_b,
+                            .up = b->ffn_up,
+                            .up_b = b->ffn_up_b,
+                            .down = b->ffn_down,
+                            .down_b = b->ffn_down_b};
     return ggml_add(g->ctx, y, graph_swiglu(g, &ffn, graph_rms_norm(g, y, b->ffn_norm)));
 }
 

@@ -17,7 +17,8 @@ static void load_plugins(void)
     gguf_take_ggml_log();
     /* ggml's CPU threads meet at a barrier after every operation and spin there, by libgomp's default for about a
      * millisecond: on a machine that does anything else, several stages for example, a step then takes a time slice
-     * instead of microseconds. 10,000 turns are a few dozen microseconds. libgomp reads this once, when it is loaded. */
+     * instead of microseconds. 10,000 turns are a few dozen microseconds. libgomp reads this once, when it is loaded.
+     */
     if (!getenv("OMP_WAIT_POLICY"))
         setenv("GOMP_SPINCOUNT", "10000", 0);
     ggml_backend_load_all();
@@ -92,7 +93,8 @@ static enum err_code set_threads(struct backend *b, uint32_t n_threads, struct e
     *(void **)&b->pool_free = ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free");
     *(void **)&set_pool = ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_threadpool");
     ggml_backend_set_n_threads_t set_n =
-        (ggml_backend_set_n_threads_t)(void (*)(void))ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+        (ggml_backend_set_n_threads_t)(void (*)(void))ggml_backend_reg_get_proc_address(reg,
+                                                                                        "ggml_backend_set_n_threads");
     if (set_n)
         set_n(b->be, (int)n_threads);
     if (!pool_new || !b->pool_free || !set_pool)

@@ -33,7 +33,8 @@ static struct ggml_tensor *attend(struct graph *g, uint32_t i, uint32_t tok0, st
                                           cell0 * kc->nb[1]); /* [D, n_kv, Hk] */
     struct ggml_tensor *ve = ggml_view_3d(g->ctx, vc, dv, en->n_kv, hk, vc->nb[1], (size_t)dv * vc->nb[0],
                                           cell0 * vc->nb[1]); /* [Dv, n_kv, Hk] */
-    struct ggml_tensor *o = ggml_flash_attn_ext(g->ctx, qe, ke, ve, g->masks[i], scale, 0.0f, 0.0f); /* [Dv, H, n_tok] */
+    struct ggml_tensor *o =
+        ggml_flash_attn_ext(g->ctx, qe, ke, ve, g->masks[i], scale, 0.0f, 0.0f); /* [Dv, H, n_tok] */
     ggml_prec_set_acc(o, GGML_PREC_F32);
     return ggml_reshape_2d(g->ctx, o, dv * heads, en->n_tok);
 }

@@ -498,6 +498,18 @@ static enum err_code make_graphs(struct stage *s, struct err *e)
     return OK;
 }
 
+/* A model with more blocks than it says would run without the last ones, and write something else. */
+static enum err_code blocks_check(const struct gguf *g, const struct hparams *h, struct err *e)
+{
+    uint32_t n = h->n_block + h->n_nextn;
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        if (t->block >= 0 && (uint32_t)t->block >= n)
+            return err_set(e, ERR_FORMAT, "tensor %s is of a block the model does not have (it has %u)", t->name, n);
+    }
+    return OK;
+}
+
 static enum err_code open_all(struct stage *s, const struct gguf *g, struct err *e)
 {
     enum err_code rc = hparams_read(g, &s->h, e);
@@ -505,6 +517,8 @@ static enum err_code open_all(struct stage *s, const struct gguf *g, struct err 
         rc = arch_find(s->h.arch, &s->arch, e);
     if (rc == OK)
         rc = s->arch->check(g, &s->h, e);
+    if (rc == OK)
+        rc = blocks_check(g, &s->h, e);
     if (rc == OK)
         rc = params_check(s, e);
     if (rc != OK)

@@ -97,8 +97,8 @@ static enum err_code spec_check(const struct gguf_tensor *t, const struct weight
     int64_t want[4] = {s->ne[0], s->ne[1] ? s->ne[1] : 1, 1, 1};
     char a[64], b[64];
     if (memcmp(want, t->ne, sizeof want) != 0)
-        return err_set(e, ERR_FORMAT, "tensor %s has the shape %s, this model needs %s", t->name,
-                       shape_text(t->ne, a), shape_text(want, b));
+        return err_set(e, ERR_FORMAT, "tensor %s has the shape %s, this model needs %s", t->name, shape_text(t->ne, a),
+                       shape_text(want, b));
     if (s->use == WEIGHT_ELEMENT && t->type != GGML_TYPE_F32)
         return err_set(e, ERR_FORMAT, "tensor %s is of type %s, f32 is needed", t->name,
                        ggml_type_name((enum ggml_type)t->type));
@@ -161,16 +161,23 @@ static bool op_supported(const struct weight *w, ggml_backend_dev_t dev, ggml_ba
     return ok;
 }
 
+/* Integers and types for intermediate results are no weights; ggml says that it supports some of them, and aborts. */
+static bool is_weight_type(enum ggml_type t)
+{
+    return t == GGML_TYPE_F32 || ggml_get_type_traits(t)->to_float != NULL;
+}
+
 static enum err_code choose(struct weight *w, const struct backend *b, bool repack, struct err *e)
 {
-    for (size_t i = 0; repack && w->use == WEIGHT_MUL_MAT && b->extra && b->extra[i]; i++) {
+    bool known = is_weight_type(w->t->type);
+    for (size_t i = 0; known && repack && w->use == WEIGHT_MUL_MAT && b->extra && b->extra[i]; i++) {
         if (op_supported(w, b->dev, b->extra[i])) {
             w->buft = b->extra[i];
             return OK;
         }
     }
     ggml_backend_buffer_type_t plain = ggml_backend_dev_buffer_type(b->dev);
-    if (!op_supported(w, b->dev, plain))
+    if (!known || !op_supported(w, b->dev, plain))
         return err_set(e, ERR_UNSUPPORTED, "the device %s cannot compute with tensor %s of type %s",
                        ggml_backend_dev_name(b->dev), w->src->name, ggml_type_name(w->t->type));
     w->buft = w->src->offset % HOST_ALIGN == 0 ? NULL : plain;
@@ -223,8 +230,7 @@ static enum err_code map_run(struct weights *w, const struct backend *b, size_t 
     w->n_maps++;
     for (size_t i = first; i <= last; i++)
         biggest = w->w[i].src->size > biggest ? w->w[i].src->size : biggest;
-    ggml_backend_buffer_t buf =
-        ggml_backend_dev_buffer_from_host_ptr(b->dev, (void *)(uintptr_t)m->data, len, biggest);
+    ggml_backend_buffer_t buf = ggml_backend_dev_buffer_from_host_ptr(b->dev, (void *)(uintptr_t)m->data, len, biggest);
     if (!buf)
         return err_set(e, ERR_DEVICE, "the device %s cannot use mapped memory", ggml_backend_dev_name(b->dev));
     rc = keep_buffer(w, buf, e);
