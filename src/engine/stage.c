@@ -256,6 +256,8 @@ static void set_masks(struct stage *s, const struct batch *b)
     const ggml_fp16_t open = ggml_fp32_to_fp16(0.0f), shut = ggml_fp32_to_fp16(-INFINITY);
     for (uint32_t i = 0; i < b->n_entries; i++) {
         uint32_t n_kv = s->entries[i].n_kv;
+        if (!s->g.masks[i]->buffer) /* nothing leaves this step and no block follows: it only fills the last caches */
+            continue;
         for (uint32_t c = 0; c < n_kv; c++)
             s->mask[c] = c < b->entries[i].pos ? open : shut;
         for (uint32_t k = 0; k < b->entries[i].n_tok; k++) {
