@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Real models around real rings: every llama model of the test data, in rings of several sizes over loopback sockets,
+ * gives the reference's tokens, and at every step, bit for bit, the logits of the unsplit run.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "engine/stage.h"
+#include "lib/golden.h"
+#include "lib/test_util.h"
+#include "model/hparams.h"
+#include "net/tcp.h"
+#include "ring/node.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_RANKS 8
+#define MAX_OUT   1024
+#define N_CTX     512u
+#define WAIT_MS   60000u
+
+struct model {
+    const char *file, *golden; /* stems */
+    bool shared, quantized;
+    const char *cases[4];
+};
+
+static const struct model models[] = {
+    {"llama-spm-f32", "llama-spm-f32", false, false, {"short", "long", "code"}},
+    {"llama-tied-f32", "llama-tied-f32", false, false, {"short", "long", "chat"}},
+    {"llama3-f32", "llama3-f32", false, false, {"short", "long", "chat"}},
+    {"llama-spm-q8_0", "llama-spm-q8_0", false, true, {"short", "long", "code"}},
+    {"llama-spm-q4_0", "llama-spm-q4_0", false, true, {"short", "long", "code"}},
+    {"llama-spm-q4_0-00001-of-00003", "llama-spm-q4_0", false, true, {"short", "code"}},
+    {"llama-k256-q4_k_m", "llama-k256-q4_k_m", false, true, {"short", "long", "code"}},
+    {"stories260K-F32", "stories260K-F32", true, false, {"story0", "story1", "story2"}},
+    {"stories260K-Q8_0", "stories260K-Q8_0", true, true, {"story0", "story1"}},
+};
+#define N_MODELS (sizeof models / sizeof *models)
+
+static bool open_model(const struct model *m, struct gguf **g, struct golden **gold)
+{
+    char name[128], path[PATH_MAX];
+    struct err e;
+    snprintf(name, sizeof name, m->shared ? "models/%s.gguf" : "%s.gguf", m->file);
+    if (m->shared && !test_have_shared(name))
+        return false;
+    if (gguf_open(m->shared ? test_shared(name, path) : test_data(name, path), g, &e) != OK)
+        fail_msg("%s", e.msg);
+    snprintf(name, sizeof name, m->shared ? "models/golden/%s.bin" : "golden/%s.bin", m->golden);
+    if (golden_open(m->shared ? test_shared(name, path) : test_data(name, path), gold, &e) != OK)
+        fail_msg("%s", e.msg);
+    return true;
+}
+
+/* --- a ring of stages ---------------------------------------------------------------------------- */
+
+struct ring {
+    struct manifest m;
+    struct manifest_rank rows[MAX_RANKS];
+    struct key_secret key[MAX_RANKS];
+    struct stage *stage[MAX_RANKS];
+    struct node *node[MAX_RANKS];
+    float *logits; /* of sampled entries, one row after the other; compute thread of the last rank */
+    size_t n_rows, cap_rows;
+};
+
+static struct ring *current; /* whose last rank records */
+
+static enum err_code run_step(void *ctx, struct batch *b, struct err *e)
+{
+    return stage_step(ctx, b, e);
+}
+
+static enum err_code run_last_step(void *ctx, struct batch *b, struct err *e)
+{
+    uint32_t rows;
+    enum err_code rc = stage_step(ctx, b, e);
+    const float *logits = rc == OK ? stage_logits(ctx, &rows) : NULL;
+    if (!logits)
+        return rc;
+    size_t row = current->m.n_vocab;
+    for (uint32_t i = 0; i < rows && current->n_rows < current->cap_rows; i++)
+        memcpy(current->logits + current->n_rows++ * row, logits + i * row, row * sizeof *logits);
+    return rc;
+}
+
+static enum err_code set_sampling(void *ctx, uint32_t slot, const struct batch_sampling *s, struct err *e)
+{
+    return stage_sampling(ctx, slot, s, e);
+}
+
+static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
+{
+    struct err e;
+    const struct manifest *m = &r->m;
+    struct stage_params p = {.first = r->rows[i].first,
+                             .end = r->rows[i].end,
+                             .n_ctx = m->n_ctx,
+                             .n_slots = m->n_slots,
+                             .n_batch = m->n_batch,
+                             .n_threads = 1,
+                             .kv_type = KV_F32};
+    if (stage_open(g, &p, &r->stage[i], &e) != OK)
+        fail_msg("rank %u: %s", i, e.msg);
+    struct node_config c = {.m = m,
+                            .rank = i,
+                            .secret = &r->key[i],
+                            .listen_fd = fd,
+                            .stage = {.ctx = r->stage[i],
+                                      .step = i + 1 == m->n_ranks ? run_last_step : run_step,
+                                      .sampling = set_sampling}};
+    if (node_start(&c, &r->node[i], &e) != OK)
+        fail_msg("rank %u: %s", i, e.msg);
+}
+
+/* cuts: n + 1 block numbers, from 0 to the last. */
+static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t n, uint32_t n_slots, uint32_t n_batch)
+{
+    struct ring *r = calloc(1, sizeof *r);
+    struct hparams h;
+    struct err e;
+    int fd[MAX_RANKS];
+    assert_non_null(r);
+    assert_int_equal(hparams_read(g, &h, &e), OK);
+    r->m = (struct manifest){.epoch = 1,
+                             .model_name = "test",
+                             .n_blocks = h.n_block,
+                             .n_embd = h.n_embd,
+                             .n_vocab = h.n_vocab,
+                             .n_ctx = N_CTX,
+                             .n_slots = n_slots,
+                             .n_batch = n_batch,
+                             .n_ranks = n,
+                             .ranks = r->rows};
+    hparams_fini(&h);
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t port;
+        r->rows[i].first = cuts[i];
+        r->rows[i].end = cuts[i + 1];
+        memcpy(r->rows[i].device, "cpu", 4);
+        key_generate(&r->key[i]);
+        key_public_of(&r->key[i], &r->rows[i].key);
+        fd[i] = -1;
+        if (n == 1)
+            break;
+        assert_int_equal(net_tcp_listen("127.0.0.1:0", &fd[i], &port, &e), OK);
+        snprintf(r->rows[i].addr, sizeof r->rows[i].addr, "127.0.0.1:%u", port);
+    }
+    if (manifest_check(&r->m, &e) != OK)
+        fail_msg("%s", e.msg);
+    r->cap_rows = MAX_OUT;
+    r->logits = malloc(r->cap_rows * r->m.n_vocab * sizeof *r->logits);
+    assert_non_null(r->logits);
+    current = r;
+    for (uint32_t i = 0; i < n; i++)
+        start_rank(r, g, i, fd[i]);
+    if (node_wait_ready(r->node[0], clock_deadline_ms(WAIT_MS), &e) != OK)
+        fail_msg("%s", e.msg);
+    return r;
+}
+
+static void ring_free(struct ring *r)
+{
+    for (uint32_t i = 0; i < r->m.n_ranks; i++)
+        node_stop(r->node[i]);
+    for (uint32_t i = 0; i < r->m.n_ranks; i++)
+        stage_close(r->stage[i]);
+    free(r->logits);
+    free(r);
+}
+
+/* --- requests ------------------------------------------------------------------------------------ */
+
+struct ask {
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    int32_t out[MAX_OUT];
+    uint32_t n;
+    bool ended;
+    enum sched_reason reason;
+    char text[400];
+};
+
+static void on_token(void *ctx, uint64_t id, int32_t token, float logprob)
+{
+    struct ask *a = ctx;
+    (void)id;
+    (void)logprob;
+    if (a->n < MAX_OUT)
+        a->out[a->n++] = token;
+}
+
+static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
+{
+    struct ask *a = ctx;
+    (void)id;
+    (void)code;
+    pthread_mutex_lock(&a->mutex);
+    a->ended = true;
+    a->reason = reason;
+    snprintf(a->text, sizeof a->text, "%s", text);
+    pthread_cond_broadcast(&a->cond);
+    pthread_mutex_unlock(&a->mutex);
+}
+
+static void ask_begin(struct ask *a, struct ring *r, const int32_t *prompt, size_t n, uint32_t n_predict)
+{
+    uint64_t id;
+    struct err e;
+    memset(a, 0, sizeof *a);
+    pthread_mutex_init(&a->mutex, NULL);
+    thread_cond_init(&a->cond);
+    struct sched_request q = {.tokens = prompt,
+                              .n_tokens = (uint32_t)n,
+                              .n_predict = n_predict,
+                              .sampling = {.top_p = 1, .repeat_penalty = 1},
+                              .ctx = a,
+                              .on_token = on_token,
+                              .on_end = on_end};
+    if (node_submit(r->node[0], &q, &id, &e) != OK)
+        fail_msg("%s", e.msg);
+}
+
+static void ask_end(struct ask *a)
+{
+    uint64_t deadline = clock_deadline_ms(WAIT_MS);
+    bool in_time = true;
+    pthread_mutex_lock(&a->mutex);
+    while (!a->ended && in_time)
+        in_time = thread_cond_wait(&a->cond, &a->mutex, deadline);
+    pthread_mutex_unlock(&a->mutex);
+    assert_true(in_time);
+    if (a->reason != SCHED_LENGTH)
+        fail_msg("ended as %s: %s", sched_reason_name(a->reason), a->text);
+    pthread_cond_destroy(&a->cond);
+    pthread_mutex_destroy(&a->mutex);
+}
+
+static const int32_t *ids_of(const struct golden *gold, const char *c, const char *what, size_t *n)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s.%s", c, what);
+    const int32_t *ids = golden_i32(gold, name, NULL, n);
+    assert_non_null(ids);
+    return ids;
+}
+
+/* What one greedy run of all cases gives. */
+struct record {
+    int32_t ids[MAX_OUT];
+    float *logits;
+    size_t n, n_rows;
+};
+
+static void record_run(struct ring *r, const struct model *m, const struct golden *gold, uint32_t n_max,
+                       struct record *rec)
+{
+    rec->n = 0;
+    r->n_rows = 0;
+    for (size_t k = 0; k < 4 && m->cases[k]; k++) {
+        size_t n, n_out;
+        struct ask a;
+        const int32_t *prompt = ids_of(gold, m->cases[k], "prompt", &n);
+        const int32_t *want = ids_of(gold, m->cases[k], "greedy", &n_out);
+        if (n_out > n_max)
+            n_out = n_max;
+        assert_true(rec->n + n_out <= MAX_OUT && n_out > 0);
+        ask_begin(&a, r, prompt, n, (uint32_t)n_out);
+        ask_end(&a);
+        assert_int_equal(a.n, n_out);
+        if (!m->quantized)
+            assert_memory_equal(a.out, want, n_out * sizeof *want);
+        memcpy(rec->ids + rec->n, a.out, n_out * sizeof *want);
+        rec->n += n_out;
+    }
+    rec->n_rows = r->n_rows; /* the last results are back, so nobody writes there any more */
+    size_t bytes = r->n_rows * r->m.n_vocab * sizeof *rec->logits;
+    rec->logits = malloc(bytes);
+    assert_non_null(rec->logits);
+    memcpy(rec->logits, r->logits, bytes);
+}
+
+static void must_be_equal(const struct record *a, const struct record *b, uint32_t n_vocab, const char *what)
+{
+    assert_int_equal(a->n, b->n);
+    assert_int_equal(a->n_rows, a->n);
+    assert_int_equal(b->n_rows, a->n);
+    for (size_t i = 0; i < a->n; i++) {
+        if (memcmp(a->logits + i * n_vocab, b->logits + i * n_vocab, n_vocab * sizeof(float)) != 0)
+            fail_msg("%s: the logits of step %zu differ from the unsplit run", what, i);
+    }
+    assert_memory_equal(a->ids, b->ids, a->n * sizeof *a->ids);
+}
+
+/* --- tests --------------------------------------------------------------------------------------- */
+
+static void even_cuts(uint32_t n_block, uint32_t n, uint32_t *cuts)
+{
+    for (uint32_t i = 0; i <= n; i++)
+        cuts[i] = i * n_block / n;
+}
+
+/* Rings of 1, 2, 3 and as many ranks as blocks; whole prompts and prompts in chunks. */
+static void test_sizes(void **state)
+{
+    const struct model *m = *state;
+    struct gguf *g;
+    struct golden *gold;
+    struct hparams h;
+    static const uint32_t batches[] = {512, 7};
+    if (!open_model(m, &g, &gold))
+        skip();
+    assert_int_equal(hparams_read(g, &h, NULL), OK);
+    for (size_t b = 0; b < 2; b++) {
+        struct record whole = {0};
+        uint32_t sizes[] = {1, 2, 3, h.n_block};
+        for (size_t k = 0; k < 4; k++) {
+            uint32_t cuts[MAX_RANKS + 1];
+            char what[96];
+            even_cuts(h.n_block, sizes[k], cuts);
+            struct record rec = {0};
+            struct ring *r = ring_up(g, cuts, sizes[k], 1, batches[b]);
+            record_run(r, m, gold, MAX_OUT, &rec);
+            ring_free(r);
+            snprintf(what, sizeof what, "%s, %u ranks, steps of %u", m->file, sizes[k], batches[b]);
+            if (k == 0) {
+                whole = rec;
+                continue;
+            }
+            must_be_equal(&whole, &rec, h.n_vocab, what);
+            free(rec.logits);
+        }
+        free(whole.logits);
+    }
+    hparams_fini(&h);
+    golden_close(gold);
+    gguf_close(g);
+}
+
+/* All cases at once, several times over: the sequences do not touch each other. */
+static void test_at_once(void **state)
+{
+    const struct model *m = *state;
+    struct gguf *g;
+    struct golden *gold;
+    struct hparams h;
+    struct ask *a = calloc(12, sizeof *a);
+    if (!open_model(m, &g, &gold)) {
+        free(a);
+        skip();
+    }
+    assert_int_equal(hparams_read(g, &h, NULL), OK);
+    uint32_t cuts[MAX_RANKS + 1], n_cases = 0;
+    even_cuts(h.n_block, 3, cuts);
+    struct ring *r = ring_up(g, cuts, 3, 5, 32);
+    while (n_cases < 4 && m->cases[n_cases])
+        n_cases++;
+    for (uint32_t i = 0; i < 12; i++) {
+        size_t n, n_out;
+        const int32_t *prompt = ids_of(gold, m->cases[i % n_cases], "prompt", &n);
+        ids_of(gold, m->cases[i % n_cases], "greedy", &n_out);
+        ask_begin(&a[i], r, prompt, n, (uint32_t)n_out);
+    }
+    size_t same = 0, all = 0;
+    for (uint32_t i = 0; i < 12; i++) {
+        size_t n_out;
+        const int32_t *want = ids_of(gold, m->cases[i % n_cases], "greedy", &n_out);
+        ask_end(&a[i]);
+        assert_int_equal(a[i].n, n_out);
+        for (size_t k = 0; k < n_out; k++)
+            same += a[i].out[k] == want[k];
+        all += n_out;
+    }
+    assert_int_equal(same, all);
+    ring_free(r);
+    free(a);
+    hparams_fini(&h);
+    golden_close(gold);
+    gguf_close(g);
+}
+
+/* Each of the 2^(n-1) ways to cut the model. */
+static void test_every_cut(void **state)
+{
+    const struct model *m = *state;
+    struct gguf *g;
+    struct golden *gold;
+    struct hparams h;
+    if (!open_model(m, &g, &gold))
+        skip();
+    assert_int_equal(hparams_read(g, &h, NULL), OK);
+    struct record whole = {0};
+    for (uint32_t mask = 0; mask < 1u << (h.n_block - 1); mask++) {
+        uint32_t cuts[MAX_RANKS + 1] = {0}, n = 0;
+        char what[64];
+        for (uint32_t i = 1; i <= h.n_block; i++) {
+            if (i == h.n_block || mask & 1u << (i - 1))
+                cuts[++n] = i;
+        }
+        struct record rec = {0};
+        struct ring *r = ring_up(g, cuts, n, 1, 64);
+        record_run(r, m, gold, 12, &rec);
+        ring_free(r);
+        snprintf(what, sizeof what, "%s, cut %x", m->file, mask);
+        if (mask == 0) {
+            whole = rec;
+            continue;
+        }
+        must_be_equal(&whole, &rec, h.n_vocab, what);
+        free(rec.logits);
+    }
+    free(whole.logits);
+    hparams_fini(&h);
+    golden_close(gold);
+    gguf_close(g);
+}
+
+int main(int argc, char **argv)
+{
+    struct CMUnitTest tests[2 * N_MODELS + 2];
+    char names[2 * N_MODELS + 2][64];
+    struct err e;
+    size_t n = 0;
+    if (key_library_init(&e) != OK)
+        return 1;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    alarm(580);
+    log_set_level(LOG_ERROR);
+    for (size_t i = 0; i < N_MODELS; i++) {
+        void *m = (void *)(uintptr_t)&models[i];
+        snprintf(names[n], sizeof names[n], "sizes %s", models[i].file);
+        tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_sizes, .initial_state = m};
+        n++;
+        if (!models[i].quantized) { /* a quantized one may decide a close call differently in another batch */
+            snprintf(names[n], sizeof names[n], "at once %s", models[i].file);
+            tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_at_once, .initial_state = m};
+            n++;
+        }
+        if (i == 0) {
+            snprintf(names[n], sizeof names[n], "every cut %s", models[i].file);
+            tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_every_cut, .initial_state = m};
+            n++;
+        }
+    }
+    return _cmocka_run_group_tests("golden", tests, n, NULL, NULL);
+}
