@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Rings at work (lib/ring_rig.h): right answers at every size and under load, all stages busy at once, stages that
+ * fail, ranks that leave and come back.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "lib/ring_rig.h"
+#include "lib/test_util.h"
+#include "ring/node.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* --- what is asked of a ring --------------------------------------------------------------------- */
+
+static void test_every_size_gives_the_same(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 2, 3, 5, 8};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        struct rig *r = rig_up(sizes[k], 6, 16);
+        struct ask *a[24];
+        for (uint32_t i = 0; i < 24; i++)
+            a[i] = ask_send(r, 100 + i, 1 + i * 7 % 150, 1 + i * 5 % 40);
+        for (uint32_t i = 0; i < 24; i++)
+            ask_done(a[i]);
+        struct node_stats s;
+        node_stats_get(r->node[0], &s);
+        assert_int_equal(s.sched.n_active + s.sched.n_waiting + s.sched.n_steps, 0);
+        for (uint32_t i = 1; i < sizes[k]; i++) {
+            struct node_stats o;
+            node_stats_get(r->node[i], &o);
+            assert_int_equal(o.n_steps, s.n_steps);
+            assert_int_equal(o.n_tok, s.n_tok);
+            assert_true(o.predecessor.bytes_in > 0 && o.successor.bytes_out > 0);
+        }
+        rig_free(r);
+    }
+}
+
+/* faults.md 13 and 14: right answers do not show that only one stage works at a time. */
+static void test_all_stages_work_at_once(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(4, 8, 32);
+    struct ask *a[8];
+    for (uint32_t i = 0; i < 4; i++) {
+        r->fake[i].meter = &r->meter;
+        atomic_store(&r->fake[i].sleep_us, 5000);
+        rig_start(r, i, &r->m);
+    }
+    rig_ready(r);
+    for (uint32_t i = 0; i < 8; i++)
+        a[i] = ask_send(r, i, 2, 24);
+    for (uint32_t i = 0; i < 8; i++)
+        ask_done(a[i]);
+    assert_int_equal(r->meter.most, 4);
+    rig_free(r);
+}
+
+/* One long prompt alone: its chunks keep several stages busy. */
+static void test_prompt_chunks_overlap(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(3, 1, 8);
+    for (uint32_t i = 0; i < 3; i++) {
+        r->fake[i].meter = &r->meter;
+        atomic_store(&r->fake[i].sleep_us, 5000);
+        rig_start(r, i, &r->m);
+    }
+    rig_ready(r);
+    ask_done(ask_send(r, 5, 200, 2));
+    assert_int_equal(r->meter.most, 3);
+    rig_free(r);
+}
+
+static void test_context_end(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 2, 64);
+    struct ask *a = ask_send(r, 1, RIG_CTX - 5, 100);
+    ask_ends(a, SCHED_CONTEXT);
+    assert_int_equal(a->n_out, 6);
+    ask_free(a);
+    struct ask *b = ask_new(1, 1, 1);
+    struct err e;
+    b->n_prompt = RIG_CTX;
+    assert_int_equal(ask_submit(b, r->node[0], &e), ERR_LIMIT);
+    assert_int_equal(ask_submit(b, r->node[1], &e), ERR_UNSUPPORTED);
+    assert_int_equal(node_wait_ready(r->node[1], clock_deadline_ms(RIG_WAIT_MS), &e), ERR_UNSUPPORTED);
+    ask_free(b);
+    rig_free(r);
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 1, 16);
+    atomic_store(&r->fake[1].sleep_us, 1000);
+    struct ask *running = ask_send(r, 1, 4, 200), *waiting = ask_send(r, 2, 4, 5), *next = ask_send(r, 3, 40, 5);
+    ask_wait(running, 3);
+    assert_true(node_cancel(r->node[0], waiting->id));
+    assert_true(node_cancel(r->node[0], running->id));
+    assert_false(node_cancel(r->node[0], running->id));
+    assert_false(node_cancel(r->node[1], next->id));
+    ask_ends(running, SCHED_CANCELLED);
+    ask_ends(waiting, SCHED_CANCELLED);
+    assert_true(running->n_out >= 3);
+    assert_int_equal(waiting->n_out, 0);
+    ask_done(next); /* the slot goes to it */
+    ask_free(running);
+    ask_free(waiting);
+    rig_free(r);
+}
+
+static void test_back_pressure(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(2, 1, 16);
+    r->config.max_waiting = 2;
+    for (uint32_t i = 0; i < 2; i++)
+        rig_start(r, i, &r->m);
+    rig_ready(r);
+    atomic_store(&r->fake[1].hold, true);
+    struct ask *a = ask_send(r, 1, 2, 4), *more = ask_new(4, 2, 4);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
+        usleep(500);
+    struct ask *b = ask_send(r, 2, 2, 4), *c = ask_send(r, 3, 2, 4);
+    struct err e;
+    assert_int_equal(ask_submit(more, r->node[0], &e), ERR_BUSY);
+    assert_int_equal(more->n_ends, 0);
+    atomic_store(&r->fake[1].hold, false);
+    ask_done(a);
+    assert_int_equal(ask_submit(more, r->node[0], &e), OK);
+    ask_done(b);
+    ask_done(c);
+    ask_done(more);
+    rig_free(r);
+}
+
+/* Hundreds of requests begin with one step while a rank is busy: their parameters all get through. */
+static void test_many_begin_at_once(void **state)
+{
+    (void)state;
+    enum { N = 360 };
+    struct rig *r = rig_new(3, N, 1024);
+    r->config.max_waiting = N;
+    for (uint32_t i = 0; i < 3; i++)
+        rig_start(r, i, &r->m);
+    rig_ready(r);
+    struct ask **a = calloc(N, sizeof(struct ask *));
+    atomic_store(&r->fake[1].hold, true);
+    for (uint32_t i = 0; i < N; i++)
+        a[i] = ask_send(r, i, 1 + i % 3, 3);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
+        usleep(500);
+    atomic_store(&r->fake[1].hold, false);
+    for (uint32_t i = 0; i < N; i++)
+        ask_done(a[i]);
+    free(a);
+    assert_int_equal(atomic_load(&r->n_lost), 0);
+    rig_free(r);
+}
+
+struct submitter {
+    struct rig *r;
+    uint32_t from;
+    pthread_t thread;
+    uint32_t n_good;
+};
+
+static void *submit_some(void *arg)
+{
+    struct submitter *s = arg;
+    for (uint32_t i = 0; i < 20; i++) {
+        struct ask *a = ask_new(s->from + i, 1 + i, 6);
+        struct err e;
+        int32_t want[8];
+        while (ask_submit(a, s->r->node[0], &e) == ERR_BUSY)
+            usleep(500);
+        if (i % 4 == 3)
+            (void)!node_cancel(s->r->node[0], a->id);
+        ask_wait(a, UINT32_MAX);
+        rig_expected(a->prompt, a->n_prompt, a->seed, 6, want);
+        s->n_good += a->n_ends == 1 && (a->reason == SCHED_LENGTH || (i % 4 == 3 && a->reason == SCHED_CANCELLED)) &&
+                     memcmp(a->out, want, a->n_out * sizeof *want) == 0;
+        ask_free(a);
+    }
+    return NULL;
+}
+
+static void test_submit_from_several_threads(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 3, 16);
+    struct submitter s[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        s[i] = (struct submitter){.r = r, .from = 1000 * i};
+        assert_int_equal(pthread_create(&s[i].thread, NULL, submit_some, &s[i]), 0);
+    }
+    for (uint32_t i = 0; i < 6; i++) {
+        pthread_join(s[i].thread, NULL);
+        assert_int_equal(s[i].n_good, 20);
+    }
+    rig_free(r);
+}
+
+static void test_slow_rank(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(3, 4, 16);
+    r->config.link = (struct link_options){.heartbeat_ms = 30, .death_ms = 300};
+    for (uint32_t i = 0; i < 3; i++)
+        rig_start(r, i, &r->m);
+    rig_ready(r);
+    atomic_store(&r->fake[1].sleep_us, 450000); /* a step takes longer than a dead neighbour may be silent */
+    struct ask *a = ask_send(r, 1, 2, 2), *b = ask_send(r, 2, 2, 2);
+    ask_done(a);
+    ask_done(b);
+    assert_int_equal(atomic_load(&r->n_lost), 0);
+    rig_free(r);
+}
+
+/* --- failures of stages -------------------------------------------------------------------------- */
+
+static void fail_at(uint32_t n_ranks, uint32_t rank, enum err_code code)
+{
+    struct rig *r = rig_up(n_ranks, 6, 64);
+    struct ask *a[6];
+    char named[32];
+    for (uint32_t i = 0; i < n_ranks; i++)
+        atomic_store(&r->fake[i].sleep_us, 300);
+    for (uint32_t i = 0; i < 6; i++)
+        a[i] = ask_send(r, i, 3, 150);
+    for (uint32_t i = 0; i < 6; i++)
+        ask_wait(a[i], 4); /* spread over the steps by now */
+    atomic_store(&r->fake[rank].fail_code, (int)code);
+    atomic_store(&r->fake[rank].fail_request, a[2]->id);
+    ask_wait(a[2], UINT32_MAX);
+    atomic_store(&r->fake[rank].fail_request, 0);
+    ask_ends(a[2], SCHED_FAILED);
+    assert_int_equal(a[2]->code, code);
+    snprintf(named, sizeof named, "rank %u: request", rank);
+    if (!strstr(a[2]->text, rank == 0 ? "is not to my taste" : named))
+        fail_msg("'%s' does not say what happened", a[2]->text);
+    uint32_t n_failed = 0;
+    for (uint32_t i = 0; i < 6; i++) { /* those in the same step fail with it, no others */
+        ask_wait(a[i], UINT32_MAX);
+        n_failed += a[i]->reason == SCHED_FAILED;
+        ask_ends(a[i], a[i]->reason == SCHED_FAILED ? SCHED_FAILED : SCHED_LENGTH);
+        ask_free(a[i]);
+    }
+    assert_true(n_failed >= 1 && n_failed <= (6 + n_ranks - 1) / n_ranks);
+    assert_int_equal(atomic_load(&r->fake[rank].n_fails), 1);
+    assert_int_equal(atomic_load(&r->n_lost), 0); /* the ring as such is well */
+    rig_serves(r, 500);
+    rig_free(r);
+}
+
+static void test_stage_fails(void **state)
+{
+    (void)state;
+    fail_at(1, 0, ERR_NUMERIC);
+    fail_at(3, 0, ERR_DEVICE);
+    fail_at(3, 1, ERR_STALE);
+    fail_at(3, 2, ERR_NUMERIC);
+    fail_at(6, 3, ERR_LIMIT);
+}
+
+/* A rank that forgot a slot must say so and not compute on. */
+static void test_stale_slot(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 2, 32);
+    struct ask *a = ask_send(r, 1, 5, 200);
+    ask_wait(a, 3);
+    atomic_store(&r->fake[1].hold, true);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
+        usleep(500);
+    memset(r->fake[1].slot, 0, sizeof r->fake[1].slot);
+    atomic_store(&r->fake[1].hold, false);
+    ask_ends(a, SCHED_FAILED);
+    assert_int_equal(a->code, ERR_STALE);
+    assert_non_null(strstr(a->text, "rank 1"));
+    ask_free(a);
+    rig_serves(r, 7);
+    rig_free(r);
+}
+
+/* One request with parameters that the last rank refuses ends alone. */
+static void test_refused_parameters(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 3; n++) {
+        struct rig *r = rig_up(n, 4, 32);
+        struct ask *good = ask_send(r, 1, 2, 100), *bad = ask_new(2, 2, 10);
+        ask_wait(good, 2);
+        struct sched_request q = {.tokens = bad->prompt,
+                                  .n_tokens = 2,
+                                  .n_predict = 10,
+                                  .sampling = {.top_p = 1.5f},
+                                  .ctx = bad,
+                                  .on_token = ask_on_token,
+                                  .on_end = ask_on_end};
+        struct err e;
+        assert_int_equal(node_submit(r->node[0], &q, &bad->id, &e), OK);
+        ask_wait(bad, UINT32_MAX);
+        assert_int_equal(bad->n_out, 0);
+        assert_int_equal(bad->reason, SCHED_FAILED);
+        assert_int_equal(bad->code, ERR_RANGE);
+        assert_non_null(strstr(bad->text, "top_p"));
+        ask_wait(good, UINT32_MAX);
+        assert_int_equal(atomic_load(&r->n_lost), 0);
+        ask_free(bad);
+        ask_free(good);
+        rig_serves(r, 9); /* the slot too */
+        rig_free(r);
+    }
+}
+
+/* A step that never comes back: the requests end, although probes still go around. */
+static void test_stall(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(2, 2, 32);
+    r->config.stall_ms = 400;
+    for (uint32_t i = 0; i < 2; i++)
+        rig_start(r, i, &r->m);
+    rig_ready(r);
+    atomic_store(&r->fake[1].hold, true);
+    struct ask *a = ask_send(r, 1, 2, 5);
+    ask_ends(a, SCHED_FAILED);
+    assert_int_equal(a->code, ERR_TIMEOUT);
+    assert_false(node_is_ready(r->node[0]));
+    atomic_store(&r->fake[1].hold, false);
+    rig_ready(r);
+    ask_free(a);
+    rig_serves(r, 3);
+    rig_free(r);
+}
+
+/* --- neighbours come and go ---------------------------------------------------------------------- */
+
+static void wait_atomic(atomic_uint *x, unsigned n)
+{
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (atomic_load(x) < n && clock_now_ns() < deadline)
+        usleep(500);
+    assert_int_equal(atomic_load(x), n);
+}
+
+static void lose(uint32_t n_ranks, uint32_t rank)
+{
+    struct rig *r = rig_up(n_ranks, 4, 32);
+    struct ask *a[6];
+    for (uint32_t i = 0; i < 6; i++) /* two of them wait for a slot */
+        a[i] = ask_send(r, i, 3, 240);
+    for (uint32_t i = 0; i < 4; i++)
+        ask_wait(a[i], 2);
+    for (uint32_t i = 0; i < n_ranks; i++)
+        atomic_store(&r->fake[i].sleep_us, 1000);
+    uint64_t t0 = clock_now_ns();
+    rig_stop(r, rank);
+    for (uint32_t i = 0; i < 4; i++) {
+        ask_ends(a[i], SCHED_FAILED);
+        assert_true(a[i]->text[0] != 0);
+    }
+    assert_true(clock_now_ns() - t0 < LINK_DEATH_MS * CLOCK_NS_PER_MS);
+    assert_false(node_is_ready(r->node[0]));
+    assert_int_equal(a[4]->n_ends + a[5]->n_ends, 0);
+    wait_atomic(&r->n_lost, 1);
+
+    rig_start(r, rank, &r->m); /* it remembers nothing */
+    rig_ready(r);
+    wait_atomic(&r->n_ready, 2);
+    for (uint32_t i = 0; i < n_ranks; i++)
+        atomic_store(&r->fake[i].sleep_us, 0);
+    ask_done(a[4]);
+    ask_done(a[5]);
+    rig_serves(r, 70);
+    for (uint32_t i = 0; i < 4; i++)
+        ask_free(a[i]);
+    rig_free(r);
+}
+
+static void test_a_rank_leaves_and_comes_back(void **state)
+{
+    (void)state;
+    lose(2, 1);
+    lose(3, 1);
+    lose(4, 2);
+    lose(4, 3);
+    lose(4, 1);
+}
+
+/* Rank 0 comes back: the others find it again and its new requests go around. */
+static void test_rank_zero_comes_back(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 4, 32);
+    struct ask *a = ask_send(r, 1, 3, 250);
+    ask_wait(a, 2);
+    rig_stop(r, 0);
+    ask_ends(a, a->reason == SCHED_CONTEXT ? SCHED_CONTEXT : SCHED_CANCELLED);
+    ask_free(a);
+    rig_start(r, 0, &r->m);
+    rig_ready(r);
+    rig_serves(r, 70);
+    rig_free(r);
+}
+
+static void test_ranks_come_and_go_all_the_time(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(4, 4, 32);
+    for (uint32_t round = 0; round < 10; round++) {
+        struct ask *a[3];
+        for (uint32_t i = 0; i < 3; i++)
+            a[i] = ask_send(r, round * 10 + i, 3, 200);
+        if (round % 2 == 0)
+            ask_wait(a[0], 1 + round);
+        uint32_t victim = 1 + round % 3;
+        rig_stop(r, victim);
+        if (round % 3 == 0)
+            rig_stop(r, 1 + (round + 1) % 3);
+        for (uint32_t i = 1; i < 4; i++) {
+            if (!r->node[i])
+                rig_start(r, i, &r->m);
+        }
+        for (uint32_t i = 0; i < 3; i++) {
+            ask_wait(a[i], UINT32_MAX); /* failed, or waited and then went around whole */
+            ask_ends(a[i], a[i]->reason == SCHED_LENGTH ? SCHED_LENGTH : SCHED_FAILED);
+            ask_free(a[i]);
+        }
+        rig_ready(r);
+        rig_serves(r, 4000 + round);
+    }
+    rig_free(r);
+}
+
+static void test_stop_while_requests_run(void **state)
+{
+    (void)state;
+    for (uint32_t first = 0; first < 4; first++) {
+        struct rig *r = rig_up(4, 3, 32);
+        struct ask *a[6];
+        for (uint32_t i = 0; i < 6; i++)
+            a[i] = ask_send(r, i, 100, 150);
+        if (first % 2)
+            ask_wait(a[0], 1);
+        uint64_t t0 = clock_now_ns();
+        for (uint32_t i = 0; i < 4; i++)
+            rig_stop(r, (first + i) % 4);
+        assert_true(clock_now_ns() - t0 < 10 * CLOCK_NS_PER_S);
+        for (uint32_t i = 0; i < 6; i++) {
+            assert_int_equal(a[i]->n_ends, 1);
+            assert_true(a[i]->reason == SCHED_CANCELLED || a[i]->reason == SCHED_FAILED);
+            ask_free(a[i]);
+        }
+        rig_free(r);
+    }
+}
+
+static void test_start_and_stop_many_times(void **state)
+{
+    (void)state;
+    uint32_t n = test_sanitized() ? 60 : 200;
+    for (uint32_t i = 0; i < n; i++) {
+        struct rig *r = rig_new(1 + i % 4, 2, 16);
+        for (uint32_t k = 0; k < r->n; k++)
+            rig_start(r, k, &r->m);
+        if (i % 3 == 0) {
+            rig_ready(r);
+            ask_done(ask_send(r, i, 3, 3));
+        }
+        for (uint32_t k = 0; k < r->n; k++)
+            rig_stop(r, (i + k) % r->n);
+        rig_free(r);
+    }
+}
+
+static void test_bad_configurations(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(2, 2, 16);
+    struct node *n;
+    struct err e;
+    struct node_config c = {.m = &r->m, .rank = 2, .secret = &r->key[0], .listen_fd = -1};
+    assert_int_equal(node_start(&c, &n, &e), ERR_ARG);
+    c.rank = 1;
+    assert_int_equal(node_start(&c, &n, &e), ERR_ARG);
+    assert_non_null(strstr(e.msg, "listen"));
+    c.listen_addr = r->rows[0].addr; /* taken: this process listens there */
+    assert_int_equal(node_start(&c, &n, &e), ERR_IO);
+    node_stop(NULL);
+    rig_free(r);
+}
+
+/* faults.md 17: ready means that a probe went all the way around. */
+static void test_not_ready_without_a_probe(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(3, 2, 16);
+    struct err e;
+    rig_start(r, 0, &r->m);
+    rig_start(r, 1, &r->m);
+    assert_int_equal(node_wait_ready(r->node[0], clock_deadline_ms(200), &e), ERR_TIMEOUT);
+    assert_non_null(strstr(e.msg, "rank 0"));
+    struct ask *a = ask_send(r, 1, 2, 3);
+    assert_int_equal(a->n_ends, 0);
+    rig_start(r, 2, &r->m);
+    rig_ready(r);
+    ask_done(a); /* it waited for the ring */
+    rig_free(r);
+}
+
+int main(int argc, char **argv)
+{
+    struct err e;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    if (key_library_init(&e) != OK)
+        return 1;
+    alarm(test_sanitized() ? 600 : 110); /* nothing hangs */
+    if (!getenv("KVASIR_LOG"))
+        log_set_level(LOG_ERROR); /* tests that read the log raise it */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_size_gives_the_same),
+        cmocka_unit_test(test_all_stages_work_at_once),
+        cmocka_unit_test(test_prompt_chunks_overlap),
+        cmocka_unit_test(test_context_end),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_back_pressure),
+        cmocka_unit_test(test_many_begin_at_once),
+        cmocka_unit_test(test_submit_from_several_threads),
+        cmocka_unit_test(test_slow_rank),
+        cmocka_unit_test(test_stage_fails),
+        cmocka_unit_test(test_stale_slot),
+        cmocka_unit_test(test_refused_parameters),
+        cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_a_rank_leaves_and_comes_back),
+        cmocka_unit_test(test_rank_zero_comes_back),
+        cmocka_unit_test(test_ranks_come_and_go_all_the_time),
+        cmocka_unit_test(test_stop_while_requests_run),
+        cmocka_unit_test(test_start_and_stop_many_times),
+        cmocka_unit_test(test_bad_configurations),
+        cmocka_unit_test(test_not_ready_without_a_probe),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

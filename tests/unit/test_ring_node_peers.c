@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Nodes among others that do not belong to them: neighbours with another manifest, strangers at the port, a neighbour
+ * that breaks the rules.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "lib/ring_rig.h"
+#include "lib/test_util.h"
+#include "net/tcp.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* --- neighbours that do not belong together ------------------------------------------------------ */
+
+/* stderr while it is redirected into memory. */
+struct capture {
+    int saved, mem;
+};
+
+static struct capture capture_begin(void)
+{
+    struct capture c = {.saved = dup(STDERR_FILENO), .mem = memfd_create("log", MFD_CLOEXEC)};
+    assert_true(c.saved >= 0 && c.mem >= 0);
+    assert_true(dup2(c.mem, STDERR_FILENO) >= 0);
+    log_set_level(LOG_INFO);
+    return c;
+}
+
+static char *capture_text(const struct capture *c)
+{
+    off_t n = lseek(c->mem, 0, SEEK_END);
+    char *text = calloc(1, (size_t)n + 1);
+    assert_non_null(text);
+    assert_int_equal(pread(c->mem, text, (size_t)n, 0), n);
+    return text;
+}
+
+static void capture_end(struct capture *c)
+{
+    log_set_level(LOG_ERROR);
+    dup2(c->saved, STDERR_FILENO);
+    close(c->saved);
+    close(c->mem);
+}
+
+/* Lines of the log that contain both texts. */
+static unsigned lines_with(const char *log, const char *one, const char *other)
+{
+    unsigned n = 0;
+    for (const char *line = log; *line;) {
+        const char *end = strchrnul(line, '\n');
+        char copy[1100];
+        snprintf(copy, sizeof copy, "%.*s", (int)(end - line), line);
+        n += strstr(copy, one) && strstr(copy, other);
+        line = *end ? end + 1 : end;
+    }
+    return n;
+}
+
+enum wrong {
+    WRONG_EPOCH,
+    WRONG_MODEL,
+    WRONG_RING,
+    WRONG_CTX,
+    WRONG_SLOTS,
+    WRONG_BATCH,
+    WRONG_WINDOW,
+    WRONG_KEY,
+    WRONG_COUNT
+};
+
+/* Rank 1 of 2 goes by another manifest. */
+static void check_refused(enum wrong kind)
+{
+    struct rig *r = rig_new(2, 2, 16);
+    struct manifest other = r->m;
+    struct manifest_rank rows[2];
+    struct err e;
+    memcpy(rows, r->rows, sizeof rows);
+    other.ranks = rows;
+    const char *one = "", *two = "";
+    switch (kind) {
+    case WRONG_EPOCH:
+        other.epoch = 77;
+        one = "epoch mismatch", two = "77";
+        break;
+    case WRONG_MODEL:
+        memset(other.model_id, 0xab, sizeof other.model_id);
+        one = "0200000000000000", two = "abababababababab";
+        break;
+    case WRONG_RING:
+        memset(other.ring_id, 0xcd, sizeof other.ring_id);
+        one = "0100000000000000", two = "cdcdcdcdcdcdcdcd";
+        break;
+    case WRONG_CTX:
+        other.n_ctx = 128;
+        one = "128", two = "256";
+        break;
+    case WRONG_SLOTS:
+        other.n_slots = 3;
+        one = "slot", two = "3";
+        break;
+    case WRONG_BATCH:
+        other.n_batch = 17;
+        one = "17", two = "16";
+        break;
+    case WRONG_WINDOW:
+        rows[0].end = rows[1].first = 5;
+        one = "window gap", two = "5";
+        break;
+    case WRONG_KEY:
+        key_generate(&r->key[1]);
+        one = "ERR_AUTH", two = "";
+        break;
+    case WRONG_COUNT:
+        break;
+    }
+    struct capture log = capture_begin();
+    rig_start(r, 0, &r->m);
+    rig_start(r, 1, &other);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    unsigned n = 0;
+    while (n < 2 && clock_now_ns() < deadline) { /* each side says it */
+        usleep(5000);
+        char *text = capture_text(&log);
+        n = lines_with(text, one, two);
+        free(text);
+    }
+    enum err_code rc = node_wait_ready(r->node[0], clock_deadline_ms(50), &e);
+    char *text = capture_text(&log);
+    capture_end(&log);
+    if (n < 2)
+        print_message("%s", text);
+    assert_true(n >= 2);
+    assert_true(n < 20); /* and not for ever */
+    free(text);
+    assert_int_equal(rc, ERR_TIMEOUT);
+    assert_non_null(strstr(e.msg, "rank 1"));
+    rig_free(r);
+}
+
+static void test_differences_are_refused(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < WRONG_COUNT; kind++)
+        check_refused((enum wrong)kind);
+}
+
+/* --- strangers ----------------------------------------------------------------------------------- */
+
+static int call(const struct rig *r, uint32_t rank)
+{
+    int fd;
+    struct err e;
+    if (net_tcp_connect(r->rows[rank].addr, clock_deadline_ms(5000), &fd, &e) != OK)
+        fail_msg("%s", e.msg);
+    return fd;
+}
+
+static void say(int fd, const void *data, size_t len)
+{
+    struct err e;
+    (void)!net_tcp_write(fd, data, len, clock_deadline_ms(5000), &e); /* it may have hung up already */
+}
+
+static void test_strangers_at_the_port(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(3, 4, 32);
+    struct ask *a[4];
+    uint8_t noise[4096], half[8] = {0x4b, 0x46, 1, 2, 0xff, 0xff, 0xff, 0xff};
+    int fd[64], n = 0;
+    for (size_t i = 0; i < sizeof noise; i++)
+        noise[i] = (uint8_t)hash_mix64(i);
+    for (uint32_t i = 0; i < 3; i++)
+        atomic_store(&r->fake[i].sleep_us, 300);
+    struct capture log = capture_begin();
+    for (uint32_t i = 0; i < 4; i++)
+        a[i] = ask_send(r, i, 3, 250);
+    for (uint32_t round = 0; round < 4; round++) {
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            if (node_port(r->node[rank]) == 0)
+                continue;            /* it dials both its neighbours */
+            close(call(r, rank));    /* a port scan */
+            fd[n++] = call(r, rank); /* says nothing */
+            fd[n++] = call(r, rank);
+            say(fd[n - 1], noise, sizeof noise);
+            fd[n++] = call(r, rank);
+            say(fd[n - 1], half, sizeof half); /* half a header with a length of 4 GiB */
+            fd[n++] = call(r, rank);
+            say(fd[n - 1], "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 27);
+            memset(noise, 0xff, 16); /* a length of 4 GiB wherever it may stand */
+            fd[n++] = call(r, rank);
+            say(fd[n - 1], noise, 32);
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++)
+        ask_wait(a[i], UINT32_MAX);
+    capture_end(&log);
+    for (uint32_t i = 0; i < 4; i++)
+        ask_done(a[i]);
+    for (int i = 0; i < n; i++)
+        close(fd[i]);
+    assert_int_equal(atomic_load(&r->n_lost), 0);
+    rig_serves(r, 70);
+    rig_free(r);
+}
+
+/* --- a neighbour that breaks the rules ----------------------------------------------------------- */
+
+/* Rank 1 of 2 is played by the test: it is who it says it is, and sends what it likes. */
+
+struct evil {
+    struct rig *r;
+    struct link_listener *listener;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    struct link *in, *out; /* edge 0 comes in, edge 1 goes out */
+    bool silent;           /* does not send probes on */
+    unsigned n_steps, n_down;
+    uint64_t last_step;
+    enum err_code code;
+    char text[400];
+};
+
+static enum err_code evil_edge(void *ctx, uint32_t edge, struct handshake_hello *mine, struct key_public *expect,
+                               struct err *e)
+{
+    struct evil *v = ctx;
+    return handshake_hello_of(&v->r->m, 1, edge, mine, expect, e);
+}
+
+static void evil_on_frame(void *ctx, const struct frame_header *h, const uint8_t *payload)
+{
+    struct evil *v = ctx;
+    struct frame_probe p;
+    struct buf b = {0};
+    pthread_mutex_lock(&v->mutex);
+    if (h->type == FRAME_PROBE && !v->silent && v->out && frame_probe_get(payload, h->length, &p, NULL) == OK) {
+        p.hops++;
+        if (frame_probe_put(&b, &p, NULL) == OK)
+            (void)!link_send(v->out, b.data, b.len, NULL);
+    }
+    if (h->type == FRAME_STEP) {
+        v->n_steps++;
+        v->last_step = h->step_id;
+    }
+    pthread_cond_broadcast(&v->cond);
+    pthread_mutex_unlock(&v->mutex);
+    buf_free(&b);
+}
+
+static void evil_on_down(void *ctx, enum err_code code, const char *text)
+{
+    struct evil *v = ctx;
+    pthread_mutex_lock(&v->mutex);
+    v->n_down++;
+    v->code = code;
+    snprintf(v->text, sizeof v->text, "%s", text);
+    pthread_cond_broadcast(&v->cond);
+    pthread_mutex_unlock(&v->mutex);
+}
+
+static void evil_on_link(void *ctx, uint32_t edge, struct link *l)
+{
+    struct evil *v = ctx;
+    struct link_callbacks cb = {.ctx = v, .on_frame = evil_on_frame, .on_down = evil_on_down};
+    (void)edge;
+    pthread_mutex_lock(&v->mutex);
+    bool first = v->in == NULL;
+    if (first)
+        v->in = l;
+    pthread_mutex_unlock(&v->mutex);
+    if (!first || link_start(l, &cb, NULL, NULL) != OK)
+        link_close(first ? NULL : l);
+}
+
+static struct evil *evil_new(void)
+{
+    struct evil *v = calloc(1, sizeof *v);
+    struct err e;
+    struct handshake_hello mine;
+    struct key_public expect;
+    assert_non_null(v);
+    pthread_mutex_init(&v->mutex, NULL);
+    thread_cond_init(&v->cond);
+    v->r = rig_new(2, 4, 32);
+    struct link_listener_config c = {.secret = &v->r->key[1], .ctx = v, .edge = evil_edge, .on_link = evil_on_link};
+    assert_int_equal(link_listen(NULL, v->r->fd[1], &c, &v->listener, &e), OK);
+    v->r->fd[1] = -1;
+    v->r->config.stall_ms = 500;
+    rig_start(v->r, 0, &v->r->m);
+    assert_int_equal(handshake_hello_of(&v->r->m, 1, 1, &mine, &expect, &e), OK);
+    struct link_dial_config d = {.addr = v->r->rows[0].addr,
+                                 .deadline_ns = clock_deadline_ms(RIG_WAIT_MS),
+                                 .secret = &v->r->key[1],
+                                 .mine = &mine,
+                                 .expected = &expect};
+    struct link *out;
+    struct link_callbacks cb = {.ctx = v, .on_frame = evil_on_frame, .on_down = evil_on_down};
+    assert_int_equal(link_dial(&d, &out, &e), OK);
+    assert_int_equal(link_start(out, &cb, NULL, &e), OK);
+    pthread_mutex_lock(&v->mutex);
+    v->out = out;
+    pthread_mutex_unlock(&v->mutex);
+    return v;
+}
+
+static void evil_free(struct evil *v)
+{
+    rig_free(v->r);
+    link_listener_close(v->listener);
+    link_close(v->in);
+    link_close(v->out);
+    pthread_cond_destroy(&v->cond);
+    pthread_mutex_destroy(&v->mutex);
+    free(v);
+}
+
+static void evil_wait(struct evil *v, const unsigned *what, unsigned n)
+{
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    bool in_time = true;
+    pthread_mutex_lock(&v->mutex);
+    while (*what < n && in_time)
+        in_time = thread_cond_wait(&v->cond, &v->mutex, deadline);
+    pthread_mutex_unlock(&v->mutex);
+    assert_true(in_time);
+}
+
+enum deed {
+    SENDS_STEP,
+    SENDS_REQUEST,
+    SENDS_RESULT_THAT_DOES_NOT_FIT,
+    SENDS_RESULT_OF_NO_STEP,
+    SENDS_HALF_A_RESULT,
+    SENDS_PROBE_WITH_WRONG_HOPS,
+    SENDS_BAD_FAIL,
+    SENDS_UPSTREAM,
+    NEVER_ANSWERS,
+    DEED_COUNT
+};
+
+static void put_step(struct buf *b)
+{
+    struct batch_entry en = {.request_id = 1, .prefix_hash = 1, .n_tok = 1, .flags = BATCH_RESET};
+    int32_t token = 1;
+    float row[RIG_EMBD] = {0};
+    struct batch x = {.n_entries = 1,
+                      .cap_entries = 1,
+                      .n_tok = 1,
+                      .cap_tok = 1,
+                      .n_embd = RIG_EMBD,
+                      .entries = &en,
+                      .tokens = &token,
+                      .rows = row};
+    assert_int_equal(frame_step_put(b, 1, &x, true, NULL), OK);
+}
+
+static void put_deed(struct buf *b, enum deed d, uint64_t step)
+{
+    struct batch_result res = {.request_id = 4711, .slot = 1, .pos = 3, .token = 5};
+    struct batch x = {.n_results = 1, .cap_entries = 1, .results = &res};
+    uint8_t head[FRAME_HEADER_BYTES];
+    switch (d) {
+    case SENDS_STEP:
+    case SENDS_UPSTREAM:
+        put_step(b);
+        break;
+    case SENDS_REQUEST:
+        assert_int_equal(frame_request_put(b, 1, 0, &(struct batch_sampling){.top_p = 1}, NULL), OK);
+        break;
+    case SENDS_RESULT_THAT_DOES_NOT_FIT:
+        assert_int_equal(frame_result_put(b, step, &x, NULL), OK);
+        break;
+    case SENDS_RESULT_OF_NO_STEP:
+        assert_int_equal(frame_result_put(b, step + 1000, &x, NULL), OK);
+        break;
+    case SENDS_HALF_A_RESULT:
+        frame_header_put(head, &(struct frame_header){.type = FRAME_RESULT, .length = 3, .step_id = step});
+        buf_put(b, head, sizeof head);
+        buf_put(b, "\1\0\0", 3);
+        break;
+    case SENDS_PROBE_WITH_WRONG_HOPS:
+        assert_int_equal(frame_probe_put(b, &(struct frame_probe){.nonce = 1, .hops = 7}, NULL), OK);
+        break;
+    case SENDS_BAD_FAIL:
+        frame_header_put(head, &(struct frame_header){.type = FRAME_FAIL, .length = 1, .step_id = step});
+        buf_put(b, head, sizeof head);
+        buf_put(b, "\0", 1);
+        break;
+    case NEVER_ANSWERS:
+    case DEED_COUNT:
+        break;
+    }
+}
+
+static void test_neighbour_breaks_the_rules(void **state)
+{
+    (void)state;
+    for (int d = 0; d < DEED_COUNT; d++) {
+        struct evil *v = evil_new();
+        struct buf b = {0};
+        rig_ready(v->r);
+        struct ask *a = ask_send(v->r, 1, 3, 5);
+        evil_wait(v, &v->n_steps, 1);
+        put_deed(&b, (enum deed)d, v->last_step);
+        if (b.len > 0)
+            assert_int_equal(link_send(d == SENDS_UPSTREAM ? v->in : v->out, b.data, b.len, NULL), OK);
+        ask_wait(a, UINT32_MAX); /* it hangs in no case */
+        ask_ends(a, SCHED_FAILED);
+        assert_int_equal(a->n_out, 0);
+        if (d != NEVER_ANSWERS && d != SENDS_RESULT_OF_NO_STEP) { /* these are not told: it may have been so */
+            evil_wait(v, &v->n_down, 1);
+            assert_true(v->code == ERR_PROTOCOL || v->code == ERR_FORMAT);
+            assert_true(v->text[0] != 0);
+        }
+        ask_free(a);
+        buf_free(&b);
+        evil_free(v);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    struct err e;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    if (key_library_init(&e) != OK)
+        return 1;
+    alarm(test_sanitized() ? 600 : 110); /* nothing hangs */
+    if (!getenv("KVASIR_LOG"))
+        log_set_level(LOG_ERROR); /* tests that read the log raise it */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_differences_are_refused),
+        cmocka_unit_test(test_strangers_at_the_port),
+        cmocka_unit_test(test_neighbour_breaks_the_rules),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
