@@ -18,7 +18,8 @@
 #define STATS_MS 1000
 
 struct node_command {
-    const char *model, *manifest, *key, *signer, *listen;
+    const char *model, *listen;
+    struct rank_identity who;
     struct rank_options rank;
     uint32_t listen_fd, status_fd, warmup;
     /* while it runs */
@@ -63,31 +64,6 @@ static void put_stats(const struct node_command *c)
              (unsigned long long)s.busy_ns, (unsigned long long)s.in_bytes, (unsigned long long)s.out_bytes,
              (unsigned long long)s.n_out_tok);
     status(c, line);
-}
-
-/* Manifest, key, place in the ring. */
-static enum err_code identify(struct node_command *c, uint32_t *index, struct err *e)
-{
-    struct key_public signer, by, me;
-    char text[KEY_TEXT_SIZE];
-    enum err_code rc = c->signer ? key_parse(c->signer, &signer, e) : OK;
-    if (rc != OK)
-        return err_prefix(e, "--signer");
-    rc = manifest_load(c->manifest, c->signer ? &signer : NULL, &c->m, &by, e);
-    if (rc != OK)
-        return rc;
-    if (!c->signer)
-        log_warn("node", "manifest signed by %s, which nobody vouched for: see --signer", key_text(&by, text));
-    rc = key_load(c->key, &c->secret, e);
-    if (rc != OK)
-        return rc;
-    key_public_of(&c->secret, &me);
-    int rank = manifest_rank_of(&c->m, &me);
-    if (rank < 0)
-        return err_set(e, ERR_AUTH, "the key %s (%s) is not in the ring of %s", key_text(&me, text), c->key,
-                       c->manifest);
-    *index = (uint32_t)rank;
-    return OK;
 }
 
 static enum err_code load(struct node_command *c, uint32_t index, struct err *e)
@@ -163,7 +139,7 @@ static enum err_code run(struct node_command *c, struct err *e)
     char tag[32];
     enum err_code rc = signals_open(&c->signal_fd, e);
     if (rc == OK)
-        rc = identify(c, &index, e);
+        rc = rank_identify(&c->who, &c->m, &c->secret, &index, e);
     if (rc != OK)
         return rc;
     if (c->status_fd == NO_FD) {
@@ -195,9 +171,7 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
 {
     struct node_command c = {.listen_fd = NO_FD, .status_fd = NO_FD, .signal_fd = -1};
     const struct opt opts[] = {
-        {"manifest", 'm', OPT_STRING, "FILE", "the ring's manifest; its signature is FILE.sig", &c.manifest, 0, 0},
-        {"key", 'k', OPT_STRING, "FILE", "this node's identity (kvasir keygen)", &c.key, 0, 0},
-        {"signer", 0, OPT_STRING, "KEY", "public key that must have signed the manifest", &c.signer, 0, 0},
+        RANK_IDENTITY_ROWS(c.who),
         {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: as in the manifest)", &c.listen, 0, 0},
         {"listen-fd", 0, OPT_U32, "N", "use this inherited listening socket", &c.listen_fd, 3, 1 << 20},
         {"status-fd", 0, OPT_U32, "N", "report as JSON lines on this descriptor", &c.status_fd, 1, 1 << 20},
@@ -212,8 +186,8 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
         return rc;
     if (n != 1)
         return opt_usage(cmd, "which model?");
-    if (!c.manifest || !c.key)
-        return opt_usage(cmd, "%s is needed", c.manifest ? "--key" : "--manifest");
+    if (!c.who.manifest || !c.who.key)
+        return opt_usage(cmd, "%s is needed", c.who.manifest ? "--key" : "--manifest");
     struct err e;
     enum err_code code = run(&c, &e);
     rank_close(&c.r);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * kvasir run: continues a text. With one stage in this process alone; with more, this process is rank 0 and the others
- * are `kvasir node` processes that it starts and stops. Exactly the continuation goes to the standard output.
+ * are `kvasir node` processes that it starts and stops; with --manifest it is rank 0 of a ring whose other nodes run
+ * already. Exactly the continuation goes to the standard output.
  */
 #include "base/clock.h"
 #include "base/io.h"
@@ -23,7 +24,9 @@
 #define PROMPT_MAX   (64u << 20)
 
 struct run_command {
-    const char *model, *prompt, *prompt_file;
+    const char *model, *prompt, *prompt_file, *listen;
+    struct rank_identity who; /* with --manifest */
+    struct key_secret secret;
     struct layout_options layout;
     struct rank_options rank;
     struct batch_sampling sampling;
@@ -37,7 +40,7 @@ struct run_command {
     struct rank r;
     int signal_fd;
     int signal;       /* that came */
-    bool parted;      /* the ring has other processes */
+    bool parted;      /* the ring has processes that this one started */
     uint64_t start_ns;
 };
 
@@ -64,33 +67,63 @@ static enum err_code wait_some(struct run_command *c, int event_fd, int ms, stru
 
 /* --- the ring -------------------------------------------------------------------------------------------------------- */
 
+/* A ring of processes on this machine, all but rank 0 started here. */
+static enum err_code start_local(struct run_command *c, struct manifest *m, struct node_config *config, struct err *e)
+{
+    uint8_t id[DIGEST_BYTES];
+    enum err_code rc = rank_model_id(c->g, id, e);
+    if (rc != OK) {
+        manifest_fini(m);
+        return rc;
+    }
+    c->parted = true;
+    c->ring.model = c->model;
+    c->ring.options = c->rank;
+    rc = local_make(&c->ring, m, id, e);
+    for (uint32_t i = 1; rc == OK && i < c->ring.m.n_ranks; i++)
+        rc = local_spawn(&c->ring, i, e);
+    if (rc != OK)
+        return rc;
+    config->secret = &c->ring.secrets[0];
+    config->listen_fd = c->ring.listen_fds[0];
+    c->ring.listen_fds[0] = -1;
+    return OK;
+}
+
+/* Rank 0 of the manifest's ring. */
+static enum err_code join(struct run_command *c, struct node_config *config, struct err *e)
+{
+    uint8_t id[DIGEST_BYTES];
+    uint32_t index;
+    enum err_code rc = rank_identify(&c->who, &c->ring.m, &c->secret, &index, e);
+    if (rc == OK && index != 0)
+        return err_set(e, ERR_ARG, "the key %s is rank %u's; a text enters at rank 0: run it there", c->who.key, index);
+    if (rc == OK)
+        rc = rank_model_id(c->g, id, e);
+    if (rc == OK)
+        rc = rank_open(&c->r, c->g, &c->ring.m, 0, id, &c->rank, e);
+    if (rc != OK)
+        return rc;
+    config->secret = &c->secret;
+    config->listen_addr = c->listen ? c->listen : c->ring.m.ranks[0].addr[0] ? c->ring.m.ranks[0].addr : NULL;
+    return rank_start(&c->r, &c->ring.m, config, e);
+}
+
 static enum err_code start_ring(struct run_command *c, struct err *e)
 {
     struct manifest m;
-    uint8_t id[DIGEST_BYTES] = {0};
+    struct node_config config = {.listen_fd = -1};
+    if (c->who.manifest)
+        return join(c, &config, e);
     enum err_code rc = layout_make(c->g, &c->layout, &m, e);
     if (rc != OK)
         return rc;
-    c->parted = m.n_ranks > 1;
-    if (c->parted && (rc = rank_model_id(c->g, id, e)) != OK) {
-        manifest_fini(&m);
-        return rc;
-    }
-    c->ring.model = c->model;
-    c->ring.options = c->rank;
-    struct node_config config = {.listen_fd = -1};
-    if (c->parted) {
-        rc = local_make(&c->ring, &m, id, e);
-        for (uint32_t i = 1; rc == OK && i < c->ring.m.n_ranks; i++)
-            rc = local_spawn(&c->ring, i, e);
-        if (rc != OK)
-            return rc;
-        config.secret = &c->ring.secrets[0];
-        config.listen_fd = c->ring.listen_fds[0];
-        c->ring.listen_fds[0] = -1;
-    } else {
+    if (m.n_ranks > 1)
+        rc = start_local(c, &m, &config, e);
+    else
         c->ring.m = m;
-    }
+    if (rc != OK)
+        return rc;
     struct rank_options o = c->rank;
     o.n_threads = o.n_threads ? o.n_threads : rank_default_threads(c->ring.m.n_ranks);
     rc = rank_open(&c->r, c->g, &c->ring.m, 0, NULL, &o, e);
@@ -186,10 +219,10 @@ static void finish_report(struct run_command *c)
     stop_node(c);
     if (c->parted)
         local_stop(&c->ring);
-    for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
+    for (uint32_t i = 1; c->parted && i < c->ring.m.n_ranks; i++)
         r[i] = c->ring.child[i].report;
     fprintf(stderr, "\n");
-    report_print(stderr, &c->ring.m, r);
+    report_print(stderr, &c->ring.m, r, c->parted ? c->ring.m.n_ranks : 1);
     free(r);
 }
 
@@ -259,6 +292,8 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         {"predict", 'n', OPT_U32, "N", "most tokens to generate (default: 128)", &c.n_predict, 1, 1 << 24},
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
+        RANK_IDENTITY_ROWS(c.who),
+        {"listen", 0, OPT_STRING, "ADDR", "with --manifest: host:port to listen on (default: as there)", &c.listen, 0, 0},
         {"temp", 0, OPT_FLOAT, "T", "temperature; 0 takes the best token always (default: 0.8)", &c.sampling.temperature, 0, 100},
         {"top-k", 0, OPT_U32, "K", "only the K best tokens; 0: all (default: 40)", &c.top_k, 0, 1 << 24},
         {"top-p", 0, OPT_FLOAT, "P", "only the best tokens that make up P (default: 0.95; 1: all)", &c.sampling.top_p, 0, 1},
@@ -279,6 +314,10 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "which model?");
     if (!c.prompt == !c.prompt_file)
         return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
+    if (!c.who.manifest != !c.who.key || (!c.who.manifest && (c.who.signer || c.listen)))
+        return opt_usage(cmd, "a ring that is there already is joined by --manifest and --key");
+    if (c.who.manifest && (c.layout.n_stages || c.layout.layers || c.layout.n_ctx || c.layout.n_slots || c.layout.n_batch))
+        return opt_usage(cmd, "with --manifest, stages, windows and sizes are the manifest's");
     c.sampling.top_k = (int32_t)c.top_k;
     c.sampling.penalty_last_n = c.penalty_last_n;
     c.layout.kv = c.rank.kv;
@@ -286,6 +325,7 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     enum err_code code = run(&c, &e);
     rank_close(&c.r);
     local_fini(&c.ring);
+    key_wipe(&c.secret);
     tok_ids_free(&c.ids);
     tok_free(c.tok);
     if (c.signal_fd >= 0)

@@ -139,7 +139,7 @@ static void print_report(const struct up_command *c)
     for (uint32_t i = 0; r && i < c->ring.m.n_ranks; i++)
         r[i] = c->ring.child[i].report;
     if (r)
-        report_print(stderr, &c->ring.m, r);
+        report_print(stderr, &c->ring.m, r, c->ring.m.n_ranks);
     free(r);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/io.h"
+#include "base/log.h"
 #include "base/parse.h"
 #include "model/index.h"
 
@@ -67,6 +68,31 @@ static enum err_code model_check(const struct gguf *g, const struct manifest *m,
                      digest_hex(model_id, mine), digest_hex(m->model_id, theirs));
     hparams_fini(&h);
     return rc;
+}
+
+enum err_code rank_identify(const struct rank_identity *w, struct manifest *m, struct key_secret *secret,
+                            uint32_t *index, struct err *e)
+{
+    struct key_public signer, by, me;
+    char text[KEY_TEXT_SIZE];
+    enum err_code rc = w->signer ? key_parse(w->signer, &signer, e) : OK;
+    if (rc != OK)
+        return err_prefix(e, "--signer");
+    rc = manifest_load(w->manifest, w->signer ? &signer : NULL, m, &by, e);
+    if (rc != OK)
+        return rc;
+    if (!w->signer)
+        log_warn("node", "manifest signed by %s, which nobody vouched for: see --signer", key_text(&by, text));
+    rc = key_load(w->key, secret, e);
+    if (rc != OK)
+        return rc;
+    key_public_of(secret, &me);
+    int rank = manifest_rank_of(m, &me);
+    if (rank < 0)
+        return err_set(e, ERR_AUTH, "the key %s (%s) is not in the ring of %s", key_text(&me, text), w->key,
+                       w->manifest);
+    *index = (uint32_t)rank;
+    return OK;
 }
 
 /* --- stage and node ------------------------------------------------------------------------------------------------- */

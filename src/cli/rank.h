@@ -29,6 +29,21 @@ struct rank_options {
         {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache: f16 (default) or f32", &(o).kv, 0, 0},             \
         {"no-repack", 0, OPT_FLAG, NULL, "compute with the weights as they are in the file", &(o).no_repack, 0, 0}
 
+/* Who this node is, and in which ring. */
+struct rank_identity {
+    const char *manifest, *key; /* files */
+    const char *signer;         /* public key that must have signed; NULL: whoever did, with a warning */
+};
+#define RANK_IDENTITY_ROWS(w)                                                                                          \
+    {"manifest", 'm', OPT_STRING, "FILE", "the ring's manifest; its signature is FILE.sig", &(w).manifest, 0, 0},      \
+        {"key", 'k', OPT_STRING, "FILE", "this node's identity (kvasir keygen)", &(w).key, 0, 0},                      \
+        {"signer", 0, OPT_STRING, "KEY", "public key that must have signed the manifest", &(w).signer, 0, 0}
+
+/* Reads manifest and key and finds the rank. ERR_AUTH: signed by another, or the key is not in the ring; else as
+ * manifest_load and key_load. The caller wipes *secret and finishes *m, also on failure ({0} before). */
+enum err_code rank_identify(const struct rank_identity *w, struct manifest *m, struct key_secret *secret,
+                            uint32_t *index, struct err *e) KV_MUST_USE;
+
 struct rank {
     uint32_t rank;
     struct stage *stage;

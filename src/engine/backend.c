@@ -6,7 +6,6 @@
 #include <ggml-cpu.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -15,12 +14,6 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void load_plugins(void)
 {
     gguf_take_ggml_log();
-    /* ggml's CPU threads meet at a barrier after every operation and spin there, by libgomp's default for about a
-     * millisecond: on a machine that does anything else, several stages for example, a step then takes a time slice
-     * instead of microseconds. 10,000 turns are a few dozen microseconds. libgomp reads this once, when it is loaded.
-     */
-    if (!getenv("OMP_WAIT_POLICY"))
-        setenv("GOMP_SPINCOUNT", "10000", 0);
     ggml_backend_load_all();
 }
 
