@@ -125,7 +125,8 @@ static enum err_code start_ring(struct run_command *c, struct err *e)
     if (rc != OK)
         return rc;
     struct rank_options o = c->rank;
-    o.n_threads = o.n_threads ? o.n_threads : rank_default_threads(c->ring.m.n_ranks);
+    if (!o.n_threads)
+        o.n_threads = rank_default_threads(c->ring.m.n_ranks, c->ring.m.ranks[0].weight_bytes);
     rc = rank_open(&c->r, c->g, &c->ring.m, 0, NULL, &o, e);
     if (rc == OK)
         return rank_start(&c->r, &c->ring.m, &config, e);

@@ -135,7 +135,9 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
         close(sp[1]);
         return err_set_os(e, ERR_IO, os, "cannot make a pipe");
     }
-    uint32_t n_threads = l->options.n_threads ? l->options.n_threads : rank_default_threads(l->m.n_ranks);
+    uint32_t n_threads = l->options.n_threads
+                             ? l->options.n_threads
+                             : rank_default_threads(l->m.n_ranks, l->m.ranks[rank].weight_bytes);
     snprintf(threads, sizeof threads, "%u", n_threads);
     snprintf(status, sizeof status, "%d", sp[1]);
     snprintf(listen, sizeof listen, "%d", l->listen_fds[rank]);

@@ -10,11 +10,14 @@
 #include <string.h>
 #include <unistd.h>
 
-uint32_t rank_default_threads(uint32_t n_local)
+#define BYTES_PER_THREAD (8u << 20) /* of weights; less is read in the time that a few hundred barriers take */
+
+uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes)
 {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    uint32_t cores = n < 1 ? 1 : n > 512 ? 512 : (uint32_t)n;
-    return cores / n_local ? cores / n_local : 1;
+    uint64_t cores = n < 1 ? 1 : n > 512 ? 512 : (uint64_t)n, share = cores / n_local;
+    uint64_t worth = 1 + weight_bytes / BYTES_PER_THREAD;
+    return (uint32_t)(share == 0 ? 1 : share < worth ? share : worth);
 }
 
 /* --- the model ------------------------------------------------------------------------------------------------------ */
@@ -113,7 +116,7 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
         .n_ctx = m->n_ctx,
         .n_slots = m->n_slots,
         .n_batch = m->n_batch,
-        .n_threads = o->n_threads ? o->n_threads : rank_default_threads(1),
+        .n_threads = o->n_threads ? o->n_threads : rank_default_threads(1, row->weight_bytes),
         .kv_type = kv,
         .device = o->device ? o->device : row->device[0] ? row->device : NULL,
         .no_repack = o->no_repack,
