@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What a stage keeps in memory: each window of a made model in a process of its own, loaded, after a prompt and 64
+ * single tokens, may have its tensors, caches and compute buffers resident, and 40 MiB for all else. So nothing outside
+ * the window is touched, and nothing of it is there twice.
+ *
+ * The program starts itself again for each rank ("--rank MODEL FIRST END"); the child writes one line of numbers.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/io.h"
+#include "lib/maker.h"
+#include "lib/stage_run.h"
+#include "lib/test_util.h"
+#include "plan/plan.h"
+
+#include <ggml.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define N_RANKS     4
+#define N_PROMPT    384 /* in one step: the compute buffers are really used */
+#define N_TOKENS    64
+#define ALLOWED_MIB 40
+#define MIB(bytes)  ((double)(bytes) / (1024.0 * 1024.0))
+
+struct numbers {
+    uint64_t resident, at_open, weight, repacked, kv, compute;
+};
+
+/* --- the child: one rank
+ * ------------------------------------------------------------------------------------------------ */
+
+static int rank_main(const char *path, uint32_t first, uint32_t end)
+{
+    struct gguf *g = NULL;
+    struct err e;
+    struct run r;
+    struct stage_params p = run_params();
+    p.first = first;
+    p.end = end;
+    if (gguf_open(path, &g, &e) != OK || run_open(&r, g, &p, &e) != OK) {
+        fprintf(stderr, "%s\n", e.msg);
+        return 1;
+    }
+    gguf_close(g);
+    uint64_t at_open = io_resident_bytes();
+    int32_t ids[N_PROMPT];
+    run_ids(ids, N_PROMPT, r.info->n_vocab, 1);
+    for (size_t k = 0; k < (size_t)N_PROMPT * r.info->n_embd; k++)
+        r.b.rows[k] = (float)hash_uniform(1, k) * 2 - 1;
+    enum err_code rc = run_feed(&r, 0, ids, N_PROMPT, 0, &e);
+    for (uint32_t i = 0; i < N_TOKENS && rc == OK; i++) {
+        for (uint32_t k = 0; k < r.info->n_embd; k++)
+            r.b.rows[k] = (float)hash_uniform(i, k) * 2 - 1;
+        rc = run_feed(&r, 0, &ids[i], 1, BATCH_SAMPLE, &e);
+    }
+    if (rc != OK) {
+        fprintf(stderr, "%s\n", e.msg);
+        return 1;
+    }
+    printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", io_resident_bytes(), at_open,
+           r.info->weight_bytes, r.info->repacked_bytes, r.info->kv_bytes, r.info->compute_bytes);
+    run_close(&r);
+    return 0;
+}
+
+/* --- the parent
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static struct numbers run_rank(const char *path, const struct plan_window *w)
+{
+    struct numbers n = {0};
+    char first[16], end[16], line[256] = "";
+    int fd[2], status;
+    snprintf(first, sizeof first, "%u", w->first);
+    snprintf(end, sizeof end, "%u", w->end);
+    assert_int_equal(pipe(fd), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(fd[1], STDOUT_FILENO);
+        close(fd[0]);
+        close(fd[1]);
+        execl("/proc/self/exe", "test_memory", "--rank", path, first, end, (char *)NULL);
+        _exit(127);
+    }
+    close(fd[1]);
+    FILE *in = fdopen(fd[0], "r");
+    bool got = in && fgets(line, sizeof line, in);
+    if (in)
+        fclose(in);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_true(got);
+    assert_int_equal(sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &n.resident,
+                            &n.at_open, &n.weight, &n.repacked, &n.kv, &n.compute),
+                     6);
+    return n;
+}
+
+/* The model is made once per build folder; the maker renames it into place when it is whole. */
+static void need_model(const char *preset, int type, const char *path)
+{
+    struct maker_params p;
+    struct err e;
+    if (access(path, R_OK) == 0)
+        return;
+    if (maker_preset(preset, &p, &e) != OK)
+        fail_msg("%s", e.msg);
+    p.type = type;
+    if (maker_write(path, &p, &e) != OK)
+        fail_msg("%s", e.msg);
+}
+
+static void plan(const char *path, struct plan_window *w)
+{
+    struct gguf *g = NULL;
+    struct hparams h;
+    struct model_sizes s;
+    struct err e;
+    if (gguf_open(path, &g, &e) != OK || hparams_read(g, &h, &e) != OK || model_sizes_read(g, &h, &s, &e) != OK ||
+        plan_even(&s, N_RANKS, w, &e) != OK)
+        fail_msg("%s", e.msg);
+    model_sizes_fini(&s);
+    hparams_fini(&h);
+    gguf_close(g);
+}
+
+static void windows_of(const char *preset, int type, const char *path)
+{
+    struct plan_window w[N_RANKS];
+    unsigned over = 0;
+    need_model(preset, type, path);
+    plan(path, w);
+    print_message(
+        "%s in %s, MiB:\n  rank  window   resident   bound  (weights, of these repacked, kv, compute; at open)\n",
+        preset, ggml_type_name((enum ggml_type)type));
+    for (uint32_t i = 0; i < N_RANKS; i++) {
+        struct numbers n = run_rank(path, &w[i]);
+        uint64_t bound = n.weight + n.kv + n.compute + ((uint64_t)ALLOWED_MIB << 20);
+        print_message("  %4u [%2u,%2u)  %9.1f %8.1f  (%.1f, %.1f, %.1f, %.1f; %.1f)\n", i, w[i].first, w[i].end,
+                      MIB(n.resident), MIB(bound), MIB(n.weight), MIB(n.repacked), MIB(n.kv), MIB(n.compute),
+                      MIB(n.at_open));
+        assert_int_equal(n.weight, w[i].bytes);
+        assert_true(n.resident > n.weight / 2); /* it was measured at all */
+        over += n.resident > bound;
+    }
+    assert_int_equal(over, 0);
+}
+
+static void a_gigabyte_in_four_windows(void **state)
+{
+    (void)state;
+    windows_of("1gb", GGML_TYPE_Q8_0, KV_TEST_SCRATCH "/memory-1gb-q8_0.gguf");
+}
+
+static void repacked_weights_are_not_there_twice(void **state)
+{
+    (void)state;
+    windows_of("half", GGML_TYPE_Q4_0, KV_TEST_SCRATCH "/memory-half-q4_0.gguf");
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gigabyte_in_four_windows),
+        cmocka_unit_test(repacked_weights_are_not_there_twice),
+    };
+    if (argc == 5 && strcmp(argv[1], "--rank") == 0)
+        return rank_main(argv[2], (uint32_t)strtoul(argv[3], NULL, 10), (uint32_t)strtoul(argv[4], NULL, 10));
+    if (test_sanitized()) {
+        printf("skipped: a sanitizer needs memory of its own\n");
+        return TEST_SKIP;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
