@@ -20,8 +20,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RING_WAIT_MS 120000u /* loading large windows from a slow disk takes its time */
-#define PROMPT_MAX   (64u << 20)
+#define RING_WAIT_MS  120000u /* loading large windows from a slow disk takes its time */
+#define LAST_WORDS_MS 1000u   /* how long a process that dies may take to say so */
+#define PROMPT_MAX    (64u << 20)
 
 struct run_command {
     const char *model, *prompt, *prompt_file, *listen;
@@ -39,12 +40,12 @@ struct run_command {
     struct local_ring ring;
     struct rank r;
     int signal_fd;
-    int signal;       /* that came */
-    bool parted;      /* the ring has processes that this one started */
+    int signal;  /* that came */
+    bool parted; /* the ring has processes that this one started */
     uint64_t start_ns;
 };
 
-/* --- waiting for several things at once ------------------------------------------------------------------------------ */
+/* --- waiting for several things at once ---------------------------------------------------------- */
 
 /* Waits for tokens (event_fd, -1: none), signals, words of the children; at most ms. ERR_CANCELLED when a signal came,
  * ERR_CLOSED when a child died. */
@@ -65,7 +66,7 @@ static enum err_code wait_some(struct run_command *c, int event_fd, int ms, stru
     return dead < 0 ? OK : local_explain(&c->ring, (uint32_t)dead, e);
 }
 
-/* --- the ring -------------------------------------------------------------------------------------------------------- */
+/* --- the ring ------------------------------------------------------------------------------------ */
 
 /* A ring of processes on this machine, all but rank 0 started here. */
 static enum err_code start_local(struct run_command *c, struct manifest *m, struct node_config *config, struct err *e)
@@ -148,7 +149,7 @@ static enum err_code wait_ring(struct run_command *c, struct err *e)
     return OK;
 }
 
-/* --- the text -------------------------------------------------------------------------------------------------------- */
+/* --- the text ------------------------------------------------------------------------------------ */
 
 static enum err_code put_out(struct buf *text, struct err *e)
 {
@@ -163,6 +164,19 @@ static enum err_code put_out(struct buf *text, struct err *e)
     }
     buf_clear(text);
     return OK;
+}
+
+/* The ring broke. When a process died of it or before it, that is the cause, and it is about to be known. */
+static enum err_code explain_failure(struct run_command *c, const struct gen *g, struct err *e)
+{
+    uint64_t deadline = clock_deadline_ms(LAST_WORDS_MS);
+    while (c->parted && clock_now_ns() < deadline) {
+        enum err_code rc = wait_some(c, -1, 20, e);
+        if (rc != OK)
+            return rc;
+    }
+    *e = g->err;
+    return g->err.code;
 }
 
 static enum err_code print_tokens(struct run_command *c, struct gen *g, struct err *e)
@@ -184,12 +198,7 @@ static enum err_code print_tokens(struct run_command *c, struct gen *g, struct e
             rc = wait_some(c, g->event_fd, 1000, e);
     }
     buf_free(&text);
-    if (rc == OK && g->reason == SCHED_FAILED) {
-        if (e)
-            *e = g->err;
-        return g->err.code;
-    }
-    return rc;
+    return rc == OK && g->reason == SCHED_FAILED ? explain_failure(c, g, e) : rc;
 }
 
 static void print_summary(const struct run_command *c, const struct gen *g)
@@ -245,7 +254,7 @@ static enum err_code generate(struct run_command *c, struct err *e)
     return rc;
 }
 
-/* --- the command ------------------------------------------------------------------------------------------------------ */
+/* --- the command --------------------------------------------------------------------------------- */
 
 static enum err_code read_prompt(struct run_command *c, struct err *e)
 {
@@ -294,15 +303,23 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
         RANK_IDENTITY_ROWS(c.who),
-        {"listen", 0, OPT_STRING, "ADDR", "with --manifest: host:port to listen on (default: as there)", &c.listen, 0, 0},
-        {"temp", 0, OPT_FLOAT, "T", "temperature; 0 takes the best token always (default: 0.8)", &c.sampling.temperature, 0, 100},
+        {"listen", 0, OPT_STRING, "ADDR", "with --manifest: host:port to listen on (default: as there)", &c.listen, 0,
+         0},
+        {"temp", 0, OPT_FLOAT, "T", "temperature; 0 takes the best token always (default: 0.8)",
+         &c.sampling.temperature, 0, 100},
         {"top-k", 0, OPT_U32, "K", "only the K best tokens; 0: all (default: 40)", &c.top_k, 0, 1 << 24},
-        {"top-p", 0, OPT_FLOAT, "P", "only the best tokens that make up P (default: 0.95; 1: all)", &c.sampling.top_p, 0, 1},
-        {"min-p", 0, OPT_FLOAT, "P", "only tokens at least P times as likely as the best (default: 0.05)", &c.sampling.min_p, 0, 1},
-        {"repeat-penalty", 0, OPT_FLOAT, "X", "makes repeated tokens less likely; 1: off (default)", &c.sampling.repeat_penalty, 0, 10},
-        {"frequency-penalty", 0, OPT_FLOAT, "X", "the same, by how often they came (default: 0)", &c.sampling.frequency_penalty, -10, 10},
-        {"presence-penalty", 0, OPT_FLOAT, "X", "the same, once they came (default: 0)", &c.sampling.presence_penalty, -10, 10},
-        {"repeat-last", 0, OPT_U32, "N", "tokens that penalties look back on (default: 64)", &c.penalty_last_n, 0, 1 << 24},
+        {"top-p", 0, OPT_FLOAT, "P", "only the best tokens that make up P (default: 0.95; 1: all)", &c.sampling.top_p,
+         0, 1},
+        {"min-p", 0, OPT_FLOAT, "P", "only tokens at least P times as likely as the best (default: 0.05)",
+         &c.sampling.min_p, 0, 1},
+        {"repeat-penalty", 0, OPT_FLOAT, "X", "makes repeated tokens less likely; 1: off (default)",
+         &c.sampling.repeat_penalty, 0, 10},
+        {"frequency-penalty", 0, OPT_FLOAT, "X", "the same, by how often they came (default: 0)",
+         &c.sampling.frequency_penalty, -10, 10},
+        {"presence-penalty", 0, OPT_FLOAT, "X", "the same, once they came (default: 0)", &c.sampling.presence_penalty,
+         -10, 10},
+        {"repeat-last", 0, OPT_U32, "N", "tokens that penalties look back on (default: 64)", &c.penalty_last_n, 0,
+         1 << 24},
         {"seed", 0, OPT_U64, "N", "seed of the random numbers (default: 0)", &c.sampling.seed, 0, 0},
         {"report", 'r', OPT_FLAG, NULL, "at the end, say what each rank did", &c.report, 0, 0},
         {0},
@@ -317,7 +334,8 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
     if (!c.who.manifest != !c.who.key || (!c.who.manifest && (c.who.signer || c.listen)))
         return opt_usage(cmd, "a ring that is there already is joined by --manifest and --key");
-    if (c.who.manifest && (c.layout.n_stages || c.layout.layers || c.layout.n_ctx || c.layout.n_slots || c.layout.n_batch))
+    if (c.who.manifest &&
+        (c.layout.n_stages || c.layout.layers || c.layout.n_ctx || c.layout.n_slots || c.layout.n_batch))
         return opt_usage(cmd, "with --manifest, stages, windows and sizes are the manifest's");
     c.sampling.top_k = (int32_t)c.top_k;
     c.sampling.penalty_last_n = c.penalty_last_n;

@@ -145,8 +145,10 @@ static void pass(struct node *n, const char *what)
     struct err e;
     if (flush(n, &e) == OK)
         return;
-    log_warn("ring", "%s: rank %u: %s was not passed on: %s", err_name(e.code), n->c.rank, what, e.msg);
-    if (e.code != ERR_CLOSED)
+    bool gone = e.code == ERR_CLOSED; /* which was said when it went */
+    log_line(gone ? LOG_INFO : LOG_WARN, "ring", "%s: rank %u: %s was not passed on: %s", err_name(e.code), n->c.rank,
+             what, e.msg);
+    if (!gone)
         edges_drop(n->edges, EDGES_SUCCESSOR, e.code, e.msg);
 }
 
