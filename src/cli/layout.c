@@ -77,12 +77,16 @@ enum err_code layout_make(const struct gguf *g, const struct layout_options *o, 
     struct hparams h;
     struct manifest x = {0};
     const struct arch *arch;
-    enum err_code rc = hparams_read(g, &h, e);
+    const char *family;
+    /* The family first: what a model of an unknown one lacks says nothing. */
+    enum err_code rc = gguf_str(g, "general.architecture", &family, e);
+    if (rc == OK)
+        rc = arch_find(family, &arch, e);
+    if (rc == OK)
+        rc = hparams_read(g, &h, e);
     if (rc != OK)
         return rc;
-    rc = arch_find(h.arch, &arch, e);
-    if (rc == OK)
-        rc = arch->check(g, &h, e);
+    rc = arch->check(g, &h, e);
     if (rc == OK)
         rc = fill(g, &h, o, &x, e);
     hparams_fini(&h);
