@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The program as several processes: `up`, and rings made by hand with keygen, plan and node, as on several machines;
+ * what does not belong to a ring is refused with a reason.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/io.h"
+#include "lib/maker.h"
+#include "lib/proc.h"
+#include "lib/test_util.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define WAIT_MS 60000u
+#define N_NODES 3
+
+static char dir[PATH_MAX], tmp_dir[PATH_MAX], tmp_env[PATH_MAX + 8], cache_env[PATH_MAX + 16];
+static char model[PATH_MAX], other_model[PATH_MAX]; /* of the same shape */
+
+static const char *in_dir(const char *name, char out[PATH_MAX])
+{
+    if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
+        fail_msg("path too long");
+    return out;
+}
+
+/* argv ends with NULL, without the program's name. */
+static void start(struct proc *p, const char *const *words, int keep_fd)
+{
+    const char *argv[PROC_MAX_ARGS] = {KV_BINARY};
+    const char *env[] = {tmp_env, cache_env, "XDG_RUNTIME_DIR", "KVASIR_LOG=info", NULL};
+    size_t n = 1;
+    for (; *words; words++) {
+        assert_true(n + 1 < PROC_MAX_ARGS);
+        argv[n++] = *words;
+    }
+    assert_true(proc_start(p, argv, env, keep_fd));
+}
+#define START(p, ...) start(p, (const char *const[]){__VA_ARGS__, NULL}, -1)
+
+static void finish(struct proc *p, int code)
+{
+    if (!proc_wait(p, WAIT_MS))
+        fail_msg("it hangs; stderr: %s", proc_text(p, PROC_ERR));
+    if (proc_code(p) != code)
+        fail_msg("exit status %d, not %d; stderr: %s", proc_code(p), code, proc_text(p, PROC_ERR));
+}
+
+static void must_say(struct proc *p, enum proc_stream s, const char *text)
+{
+    if (!proc_until(p, s, text, WAIT_MS))
+        fail_msg("'%s' does not come; stderr: %s", text, proc_text(p, PROC_ERR));
+}
+
+/* --- up ------------------------------------------------------------------------------------------ */
+
+static void test_up(void **state)
+{
+    (void)state;
+    static const int sig[] = {SIGTERM, SIGINT};
+    for (size_t i = 0; i < 2; i++) {
+        struct proc p;
+        pid_t child[3];
+        START(&p, "up", model, "--stages", "3");
+        must_say(&p, PROC_OUT, "ring up: ");
+        must_say(&p, PROC_ERR, "tokens/s");
+        for (int k = 0; k < 3; k++) {
+            char key[32];
+            snprintf(key, sizeof key, "rank-%d.key", k);
+            child[k] = proc_child(p.pid, key);
+            assert_true(child[k] > 0);
+        }
+        kill(p.pid, sig[i]);
+        finish(&p, 0);
+        for (int k = 0; k < 3; k++)
+            assert_true(proc_gone(child[k], 0));
+        assert_int_equal(proc_lines(&p, PROC_OUT, "ring up: "), 1);
+        assert_int_equal(proc_lines(&p, PROC_ERR, "rank 2  layers ["), 1);
+        proc_free(&p);
+    }
+}
+
+static void test_up_with_one_stage(void **state)
+{
+    (void)state;
+    struct proc p;
+    START(&p, "up", model);
+    must_say(&p, PROC_OUT, "ring up: ");
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    proc_free(&p);
+}
+
+static void test_up_ends_with_a_child(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        struct proc p;
+        char key[32], says[64];
+        snprintf(key, sizeof key, "rank-%d.key", k);
+        snprintf(says, sizeof says, "kvasir: ERR_CLOSED: rank %d ended (signal 9)", k);
+        START(&p, "up", model, "--stages", "3");
+        must_say(&p, PROC_OUT, "ring up: ");
+        pid_t child = proc_child(p.pid, key);
+        assert_true(child > 0);
+        kill(child, SIGKILL);
+        finish(&p, 1);
+        if (proc_lines(&p, PROC_ERR, says) != 1)
+            fail_msg("'%s' is not in: %s", says, proc_text(&p, PROC_ERR));
+        assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_"), 1);
+        assert_non_null(strstr(proc_text(&p, PROC_ERR), "its last line: "));
+        proc_free(&p);
+    }
+}
+
+/* Told to stop while it is still starting. */
+static void test_up_stopped_at_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        struct proc p;
+        START(&p, "up", model, "--stages", "3");
+        if (i < 3)
+            must_say(&p, PROC_ERR, i == 0 ? "rank 0  layers" : i == 1 ? "rank 2  layers" : "serving");
+        uint64_t t0 = clock_now_ns();
+        kill(p.pid, i < 3 ? SIGTERM : SIGINT);
+        if (!proc_wait(&p, WAIT_MS))
+            fail_msg("it hangs; stderr: %s", proc_text(&p, PROC_ERR));
+        assert_true(clock_now_ns() - t0 < 10 * CLOCK_NS_PER_S);
+        /* before it took its signals over, they end it as any program */
+        assert_true(proc_code(&p) == 0 || (i >= 3 && proc_code(&p) == 128 + SIGINT));
+        assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir:"), 0);
+        proc_free(&p);
+    }
+}
+
+/* --- keys ---------------------------------------------------------------------------------------- */
+
+/* Makes NAME.key and returns its public key. */
+static char *keygen(const char *name)
+{
+    struct proc p;
+    char path[PATH_MAX], file[64];
+    snprintf(file, sizeof file, "%s.key", name);
+    START(&p, "keygen", in_dir(file, path));
+    finish(&p, 0);
+    char *text = strdup(proc_text(&p, PROC_OUT));
+    text[strcspn(text, "\n")] = 0;
+    assert_int_equal(strlen(text), 43);
+    proc_free(&p);
+    return text;
+}
+
+static void test_keygen(void **state)
+{
+    (void)state;
+    struct proc p;
+    struct stat st, after;
+    char path[PATH_MAX];
+    char *pub = keygen("fresh");
+    in_dir("fresh.key", path);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    START(&p, "keygen", path);
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: "), 1);
+    proc_free(&p);
+    assert_int_equal(stat(path, &after), 0);
+    assert_true(after.st_size == st.st_size && after.st_mtim.tv_nsec == st.st_mtim.tv_nsec &&
+                after.st_ino == st.st_ino);
+    START(&p, "keygen", "--show", path);
+    finish(&p, 0);
+    assert_int_equal(strncmp(proc_text(&p, PROC_OUT), pub, 43), 0);
+    proc_free(&p);
+    assert_int_equal(chmod(path, 0644), 0);
+    START(&p, "keygen", "--show", path);
+    finish(&p, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "chmod 600"));
+    proc_free(&p);
+    free(pub);
+    unlink(path);
+}
+
+/* --- a ring by hand ------------------------------------------------------------------------------ */
+
+struct hand {
+    char manifest[PATH_MAX], key[N_NODES][PATH_MAX];
+    char *signer, *pub[N_NODES];
+    int fd[N_NODES]; /* listening; the nodes inherit them, so no port can be taken meanwhile */
+    uint16_t port[N_NODES];
+    struct proc node[N_NODES];
+};
+
+static int listen_here(uint16_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    *port = ntohs(a.sin_port);
+    return fd;
+}
+
+static void hand_plan(struct hand *h, const char *of_model, const char *file)
+{
+    struct proc p;
+    char signer_key[PATH_MAX], node[N_NODES][96];
+    for (int i = 0; i < N_NODES; i++)
+        snprintf(node[i], sizeof node[i], "%s@127.0.0.1:%u", h->pub[i], h->port[i]);
+    START(&p, "plan", of_model, "--even", "--stages", "3", "--key", in_dir("signer.key", signer_key), "-o",
+          in_dir(file, h->manifest), "--node", node[0], "--node", node[1], "--node", node[2]);
+    finish(&p, 0);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), h->signer));
+    assert_int_equal(proc_lines(&p, PROC_OUT, "rank 2  layers ["), 1);
+    proc_free(&p);
+}
+
+static void hand_init(struct hand *h)
+{
+    memset(h, 0, sizeof *h);
+    h->signer = keygen("signer");
+    for (int i = 0; i < N_NODES; i++) {
+        char name[16], file[32];
+        snprintf(name, sizeof name, "node%d", i);
+        snprintf(file, sizeof file, "node%d.key", i);
+        h->pub[i] = keygen(name);
+        in_dir(file, h->key[i]);
+        h->fd[i] = listen_here(&h->port[i]);
+        h->node[i].fd[0] = h->node[i].fd[1] = -1;
+    }
+    hand_plan(h, model, "ring.json");
+}
+
+static void hand_start(struct hand *h, int i, const char *with_model)
+{
+    char fd[16];
+    snprintf(fd, sizeof fd, "%d", h->fd[i]);
+    start(&h->node[i],
+          (const char *const[]){"node", with_model, "--manifest", h->manifest, "--key", h->key[i], "--signer",
+                                h->signer, "--listen-fd", fd, "--threads", "1", NULL},
+          h->fd[i]);
+}
+
+static void hand_fini(struct hand *h)
+{
+    for (int i = 0; i < N_NODES; i++) {
+        char sig[PATH_MAX + 8];
+        proc_free(&h->node[i]);
+        close(h->fd[i]);
+        unlink(h->key[i]);
+        free(h->pub[i]);
+        snprintf(sig, sizeof sig, "%s.sig", h->manifest);
+        unlink(sig);
+    }
+    unlink(h->manifest);
+    char path[PATH_MAX];
+    unlink(in_dir("signer.key", path));
+    free(h->signer);
+}
+
+static void test_nodes_by_hand(void **state)
+{
+    (void)state;
+    struct hand h;
+    hand_init(&h);
+    for (int i = N_NODES - 1; i >= 0; i--)
+        hand_start(&h, i, model);
+    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+
+    /* One is killed: rank 0 says so, goes on, and the ring is whole again when it is back. */
+    kill(h.node[1].pid, SIGKILL);
+    must_say(&h.node[0], PROC_ERR, "the ring is broken");
+    finish(&h.node[1], 128 + SIGKILL);
+    proc_free(&h.node[1]);
+    buf_clear(&h.node[0].text[PROC_ERR]);
+    hand_start(&h, 1, model);
+    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+
+    for (int i = 0; i < N_NODES; i++)
+        kill(h.node[i].pid, i == 0 ? SIGINT : SIGTERM);
+    for (int i = 0; i < N_NODES; i++) {
+        finish(&h.node[i], 0);
+        assert_int_equal(proc_lines(&h.node[i], PROC_ERR, "kvasir:"), 0);
+    }
+    hand_fini(&h);
+}
+
+static char *id_of(const char *of_model)
+{
+    struct proc p;
+    START(&p, "index", of_model, "--json");
+    finish(&p, 0);
+    const char *at = strstr(proc_text(&p, PROC_OUT), "\"model_id\":\"");
+    assert_non_null(at);
+    char *id = strndup(at + 12, 16);
+    proc_free(&p);
+    return id;
+}
+
+/* faults.md 4 and 27: another model of the very same shape. */
+static void test_another_model(void **state)
+{
+    (void)state;
+    struct hand h;
+    char *mine = id_of(other_model), *theirs = id_of(model);
+    assert_string_not_equal(mine, theirs);
+    hand_init(&h);
+    hand_start(&h, 1, other_model);
+    finish(&h.node[1], 1);
+    assert_int_equal(proc_lines(&h.node[1], PROC_ERR, "kvasir: ERR_MISMATCH: "), 1);
+    assert_non_null(strstr(proc_text(&h.node[1], PROC_ERR), mine));
+    assert_non_null(strstr(proc_text(&h.node[1], PROC_ERR), theirs));
+    hand_fini(&h);
+    free(mine);
+    free(theirs);
+}
+
+/* The same, when each node believes its own manifest: the neighbours notice. */
+static void test_neighbours_with_different_manifests(void **state)
+{
+    (void)state;
+    struct hand h;
+    char *mine = id_of(other_model), *theirs = id_of(model);
+    hand_init(&h);
+    hand_start(&h, 0, model);
+    hand_start(&h, 2, model);
+    char first[PATH_MAX], sig[PATH_MAX + 8];
+    strcpy(first, h.manifest);
+    hand_plan(&h, other_model, "other.json");
+    hand_start(&h, 1, other_model);
+    must_say(&h.node[0], PROC_ERR, "ERR_MISMATCH");
+    must_say(&h.node[1], PROC_ERR, "ERR_MISMATCH");
+    assert_null(strstr(proc_text(&h.node[0], PROC_ERR), "the ring is whole"));
+    unlink(first);
+    snprintf(sig, sizeof sig, "%s.sig", first);
+    unlink(sig);
+    hand_fini(&h);
+    free(mine);
+    free(theirs);
+}
+
+static void must_refuse(struct hand *h, const char *key, const char *signer, const char *code, const char *has)
+{
+    struct proc p;
+    START(&p, "node", model, "--manifest", h->manifest, "--key", key, "--signer", signer);
+    finish(&p, 1);
+    if (proc_lines(&p, PROC_ERR, code) != 1 || !strstr(proc_text(&p, PROC_ERR), has))
+        fail_msg("not '%s' and '%s' but: %s", code, has, proc_text(&p, PROC_ERR));
+    proc_free(&p);
+}
+
+static void change_manifest(const struct hand *h, const char *from, char to)
+{
+    struct buf text = {0};
+    struct err e;
+    assert_int_equal(io_read_file(h->manifest, 1 << 20, &text, &e), OK);
+    char *at = strstr((char *)(uintptr_t)buf_str(&text), from);
+    assert_non_null(at);
+    at[strlen(from)] = to;
+    FILE *f = fopen(h->manifest, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text.data, 1, text.len, f), text.len);
+    assert_int_equal(fclose(f), 0);
+    buf_free(&text);
+}
+
+static void test_what_does_not_belong(void **state)
+{
+    (void)state;
+    struct hand h;
+    char key[PATH_MAX];
+    hand_init(&h);
+    char *stranger = keygen("stranger");
+    must_refuse(&h, in_dir("stranger.key", key), h.signer, "kvasir: ERR_AUTH: ", stranger);
+    must_refuse(&h, h.key[1], stranger, "kvasir: ERR_AUTH: ", "sign");
+    must_refuse(&h, h.key[1], "abc", "kvasir: ERR_ARG: ", "--signer");
+    must_refuse(&h, "/nowhere/key", h.signer, "kvasir: ERR_NOT_FOUND: ", "/nowhere/key");
+    change_manifest(&h, "\"epoch\":", '2');
+    must_refuse(&h, h.key[1], h.signer, "kvasir: ERR_AUTH: ", "sign");
+    change_manifest(&h, "\"epoch\"", ';');
+    must_refuse(&h, h.key[1], h.signer, "kvasir: ERR_", "");
+    unlink(h.manifest);
+    must_refuse(&h, h.key[1], h.signer, "kvasir: ERR_NOT_FOUND: ", "ring.json");
+    unlink(key);
+    free(stranger);
+    hand_fini(&h);
+}
+
+/* Without --signer anybody may have made it: that is said. */
+static void test_nobody_vouches(void **state)
+{
+    (void)state;
+    struct hand h;
+    struct proc p;
+    char fd[16];
+    hand_init(&h);
+    snprintf(fd, sizeof fd, "%d", h.fd[1]);
+    start(&p,
+          (const char *const[]){"node", model, "--manifest", h.manifest, "--key", h.key[1], "--listen-fd", fd, NULL},
+          h.fd[1]);
+    must_say(&p, PROC_ERR, "nobody vouched for");
+    must_say(&p, PROC_ERR, "serving");
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), h.signer));
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    proc_free(&p);
+    hand_fini(&h);
+}
+
+static void test_address_in_use(void **state)
+{
+    (void)state;
+    struct hand h;
+    hand_init(&h); /* this process listens there */
+    must_refuse(&h, h.key[1], h.signer, "kvasir: ERR_IO: ", "127.0.0.1:");
+    hand_fini(&h);
+}
+
+static void test_plan_refuses(void **state)
+{
+    (void)state;
+    struct proc p;
+    char key[PATH_MAX], out[PATH_MAX];
+    char *pub = keygen("signer");
+    in_dir("signer.key", key);
+    in_dir("no.json", out);
+    START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", pub);
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: 2 windows"), 1);
+    proc_free(&p);
+    START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", pub, "--node", "nonsense@x:1");
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: node 'nonsense@x:1'"), 1);
+    proc_free(&p);
+    char twice[96];
+    snprintf(twice, sizeof twice, "%s@127.0.0.1:9", pub);
+    START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", twice, "--node", twice);
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_MISMATCH: "), 1);
+    proc_free(&p);
+    assert_int_equal(access(out, F_OK), -1);
+    unlink(key);
+    free(pub);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    char cache[PATH_MAX];
+    struct err e;
+    struct maker_params mp = maker_small();
+    test_scratch("ring", dir);
+    if (mkdir(dir, 0700) != 0)
+        return 1;
+    in_dir("tmp", tmp_dir);
+    in_dir("cache", cache);
+    in_dir("model.gguf", model);
+    in_dir("other.gguf", other_model);
+    snprintf(tmp_env, sizeof tmp_env, "TMPDIR=%s", tmp_dir);
+    snprintf(cache_env, sizeof cache_env, "XDG_CACHE_HOME=%s", cache);
+    if (mkdir(tmp_dir, 0700) != 0 || mkdir(cache, 0700) != 0 || maker_write(model, &mp, &e) != OK)
+        return 1;
+    mp.seed++;
+    return maker_write(other_model, &mp, &e) != OK;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    char cmd[PATH_MAX + 16];
+    int left = rmdir(tmp_dir); /* empty: nobody left anything */
+    if (left != 0)
+        print_error("%s is not empty\n", tmp_dir);
+    snprintf(cmd, sizeof cmd, "rm -rf '%s'", dir);
+    return system(cmd) | left;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_up),
+        cmocka_unit_test(test_up_with_one_stage),
+        cmocka_unit_test(test_up_ends_with_a_child),
+        cmocka_unit_test(test_up_stopped_at_once),
+        cmocka_unit_test(test_keygen),
+        cmocka_unit_test(test_nodes_by_hand),
+        cmocka_unit_test(test_another_model),
+        cmocka_unit_test(test_neighbours_with_different_manifests),
+        cmocka_unit_test(test_what_does_not_belong),
+        cmocka_unit_test(test_nobody_vouches),
+        cmocka_unit_test(test_address_in_use),
+        cmocka_unit_test(test_plan_refuses),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    alarm(580);
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
