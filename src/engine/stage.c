@@ -262,7 +262,7 @@ static void set_masks(struct stage *s, const struct batch *b)
             s->mask[c] = c < b->entries[i].pos ? open : shut;
         for (uint32_t k = 0; k < b->entries[i].n_tok; k++) {
             s->mask[b->entries[i].pos + k] = open; /* a token sees itself and what was before it */
-            ggml_backend_tensor_set(s->g.masks[i], s->mask, k * n_kv * sizeof *s->mask, n_kv * sizeof *s->mask);
+            ggml_backend_tensor_set(s->g.masks[i], s->mask, (size_t)k * n_kv * sizeof *s->mask, n_kv * sizeof *s->mask);
         }
     }
 }

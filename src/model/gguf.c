@@ -132,13 +132,25 @@ static enum err_code file_open(struct gguf_file *f, const char *path, struct err
     return file_parsed(f, e);
 }
 
+static bool five_digits(const char *p, uint32_t *out)
+{
+    *out = 0;
+    for (int i = 0; i < 5; i++) {
+        if (p[i] < '0' || p[i] > '9')
+            return false;
+        *out = *out * 10 + (uint32_t)(p[i] - '0');
+    }
+    return true;
+}
+
 /* "dir/name-00002-of-00003.gguf": cuts out prefix length, part and count. */
 static bool split_name(const char *path, size_t *prefix, uint32_t *count)
 {
     size_t n = strlen(path);
-    unsigned part, total;
-    int used = 0;
-    if (n < 20 || sscanf(path + n - 20, "-%5u-of-%5u.gguf%n", &part, &total, &used) != 2 || used != 20)
+    const char *end = n < 20 ? path : path + n - 20;
+    uint32_t part, total;
+    if (n < 20 || end[0] != '-' || !five_digits(end + 1, &part) || memcmp(end + 6, "-of-", 4) != 0 ||
+        !five_digits(end + 10, &total) || strcmp(end + 15, ".gguf") != 0)
         return false;
     if (total < 1 || total > GGUF_MAX_FILES || part < 1 || part > total)
         return false;
@@ -391,7 +403,7 @@ static bool integer_of(const struct gguf_context *c, int64_t id, uint64_t *v, bo
         *v = gguf_get_val_u64(c, id);
         return true;
     case GGUF_TYPE_INT8:
-        s = gguf_get_val_i8(c, id);
+        s = gguf_get_val_i8(c, id); /* NOLINT(bugprone-signed-char-misuse,cert-str34-c): a number, not a character */
         break;
     case GGUF_TYPE_INT16:
         s = gguf_get_val_i16(c, id);

@@ -4,7 +4,7 @@
  * single tokens, may have its tensors, caches and compute buffers resident, and 40 MiB for all else. So nothing outside
  * the window is touched, and nothing of it is there twice.
  *
- * The program starts itself again for each rank ("--rank MODEL FIRST END"); the child writes one line of numbers.
+ * The program starts itself again for each rank ("--rank MODEL FIRST END"); the child writes its numbers to its stdout.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,6 @@
 
 #include <ggml.h>
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,8 +66,14 @@ static int rank_main(const char *path, uint32_t first, uint32_t end)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", io_resident_bytes(), at_open,
-           r.info->weight_bytes, r.info->repacked_bytes, r.info->kv_bytes, r.info->compute_bytes);
+    struct numbers n = {.resident = io_resident_bytes(),
+                        .at_open = at_open,
+                        .weight = r.info->weight_bytes,
+                        .repacked = r.info->repacked_bytes,
+                        .kv = r.info->kv_bytes,
+                        .compute = r.info->compute_bytes};
+    if (fwrite(&n, sizeof n, 1, stdout) != 1)
+        return 1;
     run_close(&r);
     return 0;
 }
@@ -79,7 +84,7 @@ static int rank_main(const char *path, uint32_t first, uint32_t end)
 static struct numbers run_rank(const char *path, const struct plan_window *w)
 {
     struct numbers n = {0};
-    char first[16], end[16], line[256] = "";
+    char first[16], end[16];
     int fd[2], status;
     snprintf(first, sizeof first, "%u", w->first);
     snprintf(end, sizeof end, "%u", w->end);
@@ -94,16 +99,13 @@ static struct numbers run_rank(const char *path, const struct plan_window *w)
         _exit(127);
     }
     close(fd[1]);
-    FILE *in = fdopen(fd[0], "r");
-    bool got = in && fgets(line, sizeof line, in);
-    if (in)
-        fclose(in);
+    size_t got = 0;
+    for (ssize_t k; got < sizeof n && (k = read(fd[0], (uint8_t *)&n + got, sizeof n - got)) > 0;)
+        got += (size_t)k;
+    close(fd[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    assert_true(got);
-    assert_int_equal(sscanf(line, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64, &n.resident,
-                            &n.at_open, &n.weight, &n.repacked, &n.kv, &n.compute),
-                     6);
+    assert_int_equal(got, sizeof n);
     return n;
 }
 

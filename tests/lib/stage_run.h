@@ -55,6 +55,8 @@ static inline void run_close(struct run *r)
     stage_close(r->st);
     free(r->b.tokens);
     free(r->b.rows);
+    r->b.tokens = NULL;
+    r->b.rows = NULL;
 }
 
 /* Begins a step without entries. */

@@ -86,6 +86,7 @@ static void check_even(uint64_t seed, uint64_t step_seed, uint64_t step_counter)
 {
     enum { n = 1 << 17, bins = 256 };
     int count[bins] = {0};
+    const double each = (double)n / bins;
     double mean = 0, chi = 0;
     for (uint64_t i = 0; i < n; i++) {
         double u = hash_uniform(seed + i * step_seed, i * step_counter);
@@ -94,7 +95,7 @@ static void check_even(uint64_t seed, uint64_t step_seed, uint64_t step_counter)
         mean += u / n;
     }
     for (int k = 0; k < bins; k++)
-        chi += (count[k] - n / bins) * (double)(count[k] - n / bins) / (n / bins);
+        chi += (count[k] - each) * (count[k] - each) / each;
     assert_true(fabs(mean - 0.5) < 0.004);
     assert_true(chi > 142 && chi < 368);
 }

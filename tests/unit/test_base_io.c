@@ -41,6 +41,8 @@ static int count_files(void)
 {
     int n = 0;
     DIR *d = opendir(dir);
+    if (!d)
+        return -1;
     while (readdir(d))
         n++;
     closedir(d);
@@ -52,7 +54,9 @@ static int remove_dir(void **state)
     (void)state;
     char path[PATH_MAX];
     DIR *d = opendir(dir);
-    for (struct dirent *f; d && (f = readdir(d));)
+    if (!d)
+        return -1;
+    for (struct dirent *f; (f = readdir(d));)
         unlink(in_dir(f->d_name, path));
     closedir(d);
     return rmdir(dir);

@@ -90,6 +90,7 @@ static bool find_real(void)
     return real.malloc != NULL;
 }
 
+/* NOLINTBEGIN(readability-inconsistent-declaration-parameter-name): the C library's names are not ours to use */
 void *malloc(size_t n)
 {
     count();
@@ -133,6 +134,8 @@ void free(void *p)
     if (!is_early(p) && find_real())
         real.free(p);
 }
+
+/* NOLINTEND(readability-inconsistent-declaration-parameter-name) */
 
 /* The counter counts, also what ggml allocates. */
 static void the_counter_counts(void **state)

@@ -524,8 +524,8 @@ static void a_header_of_real_size_opens_quickly(void **state)
     }
     while (b.len % 32)
         buf_put_u8(&b, 0);
-    memset(buf_reserve(&b, 32u * n_tensors), 0, 32u * n_tensors);
-    b.len += 32u * n_tensors;
+    memset(buf_reserve(&b, (size_t)32 * n_tensors), 0, (size_t)32 * n_tensors);
+    b.len += (size_t)32 * n_tensors;
     assert_false(b.failed);
 
     char path[PATH_MAX];
