@@ -82,19 +82,22 @@ static void prefixes_do_not_collide(void **state)
 }
 
 /* Chi-square over 256 bins: 255 degrees of freedom, so a standard deviation of 22.6; five of them either way. */
+#define BINS    256
+#define N_DRAWS (1 << 17)
+#define N_PAIRS (1 << 16)
+
 static void check_even(uint64_t seed, uint64_t step_seed, uint64_t step_counter)
 {
-    enum { n = 1 << 17, bins = 256 };
-    int count[bins] = {0};
-    const double each = (double)n / bins;
+    int count[BINS] = {0};
+    const double each = (double)N_DRAWS / BINS;
     double mean = 0, chi = 0;
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; i < N_DRAWS; i++) {
         double u = hash_uniform(seed + i * step_seed, i * step_counter);
         assert_true(u >= 0 && u < 1);
-        count[(int)(u * bins)]++;
-        mean += u / n;
+        count[(int)(u * BINS)]++;
+        mean += u / N_DRAWS;
     }
-    for (int k = 0; k < bins; k++)
+    for (int k = 0; k < BINS; k++)
         chi += (count[k] - each) * (count[k] - each) / each;
     assert_true(fabs(mean - 0.5) < 0.004);
     assert_true(chi > 142 && chi < 368);
@@ -115,14 +118,13 @@ static void neighbours_are_independent(void **state)
 {
     (void)state;
     double sum = 0;
-    enum { n = 1 << 16 };
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i < N_PAIRS; i++)
         sum += (hash_uniform(3, i) - 0.5) * (hash_uniform(3, i + 1) - 0.5);
-    assert_true(fabs(sum / n * 12) < 0.02);
+    assert_true(fabs(sum / N_PAIRS * 12) < 0.02);
     sum = 0;
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i < N_PAIRS; i++)
         sum += (hash_uniform(i, 9) - 0.5) * (hash_uniform(i + 1, 9) - 0.5);
-    assert_true(fabs(sum / n * 12) < 0.02);
+    assert_true(fabs(sum / N_PAIRS * 12) < 0.02);
 }
 
 static void a_replay_draws_the_same(void **state)

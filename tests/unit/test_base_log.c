@@ -43,9 +43,10 @@ static void catch_begin(void)
 /* What was written since catch_begin. */
 static void catch_end(struct buf *out)
 {
-    if (saved >= 0)
+    if (saved >= 0) {
         dup2(saved, STDERR_FILENO);
-    close(saved);
+        close(saved);
+    }
     assert_int_equal(io_read_file(path, 1u << 20, out, NULL), OK);
     unlink(path);
 }
