@@ -174,13 +174,13 @@ static size_t read_proc(pid_t pid, const char *name, char *out, size_t size)
 static bool look_at(pid_t pid, char *state, pid_t *parent)
 {
     char text[512];
-    long pp;
     if (read_proc(pid, "stat", text, sizeof text) == 0)
         return false;
     const char *end = strrchr(text, ')'); /* the name may hold anything */
-    if (!end || sscanf(end + 1, " %c %ld", state, &pp) != 2)
+    if (!end || strlen(end) < 5)          /* ") S 123 ..." */
         return false;
-    *parent = (pid_t)pp;
+    *state = end[2];
+    *parent = (pid_t)strtol(end + 4, NULL, 10);
     return true;
 }
 
@@ -189,7 +189,7 @@ pid_t proc_child(pid_t pid, const char *text)
     DIR *d = opendir("/proc");
     pid_t found = 0;
     for (struct dirent *x; d && !found && (x = readdir(d));) {
-        pid_t other = isdigit((unsigned char)x->d_name[0]) ? (pid_t)atol(x->d_name) : 0, parent;
+        pid_t other = isdigit((unsigned char)x->d_name[0]) ? (pid_t)strtol(x->d_name, NULL, 10) : 0, parent;
         char state, line[4096];
         if (other == 0 || !look_at(other, &state, &parent) || parent != pid || state == 'Z')
             continue;

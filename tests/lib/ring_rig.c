@@ -347,7 +347,7 @@ void ask_wait(struct ask *a, uint32_t n)
 /* The tokens so far are the right ones, and it ended for that reason. */
 void ask_ends(struct ask *a, enum sched_reason reason)
 {
-    int32_t want[RIG_CTX + 1];
+    int32_t want[RIG_CTX + 1] = {0};
     ask_wait(a, UINT32_MAX);
     if (a->reason != reason)
         fail_msg("request %llu ended as %s (%s), not as %s", (unsigned long long)a->id, sched_reason_name(a->reason),

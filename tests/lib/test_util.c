@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "lib/test_util.h"
 
+#include <ftw.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -33,6 +34,20 @@ bool test_have_shared(const char *name)
         return true;
     printf("skipped: %s is not here\n", path);
     return false;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *f)
+{
+    (void)st;
+    (void)kind;
+    (void)f;
+    return remove(path);
+}
+
+void test_remove_tree(const char *path)
+{
+    if (nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0)
+        perror(path);
 }
 
 bool test_sanitized(void)

@@ -18,6 +18,9 @@ const char *test_scratch(const char *name, char out[PATH_MAX]); /* a file name o
 
 bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a line when not. */
 
+/* Removes a folder of this process's own with all that is in it. */
+void test_remove_tree(const char *path);
+
 /* Built with ASan or TSan? Then sizes shrink and memory bounds are not compared. */
 bool test_sanitized(void);
 

@@ -179,9 +179,8 @@ static void test_many_begin_at_once(void **state)
 
 struct submitter {
     struct rig *r;
-    uint32_t from;
     pthread_t thread;
-    uint32_t n_good;
+    uint32_t from, n_good;
 };
 
 static void *submit_some(void *arg)

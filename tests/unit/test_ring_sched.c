@@ -664,6 +664,22 @@ static void test_fail_all(void **state)
 
 enum misfit { TOO_FEW, TOO_MANY, SWAPPED, SLOT, REQUEST, POS, NEGATIVE, BEYOND, MISFIT_COUNT };
 
+/* Makes two good results wrong in one way; returns how many there are now. */
+static uint32_t spoil(enum misfit kind, struct batch_result *res, uint32_t n)
+{
+    struct batch_result first = res[0];
+    res[1].slot = kind == SLOT ? 2 : res[1].slot;
+    res[1].request_id = kind == REQUEST ? 3 : res[1].request_id;
+    res[1].pos += kind == POS;
+    res[1].token = kind == NEGATIVE ? -1 : kind == BEYOND ? (int32_t)N_VOCAB : res[1].token;
+    if (kind == SWAPPED) {
+        res[0] = res[1];
+        res[1] = first;
+    }
+    res[2] = first;
+    return kind == TOO_FEW ? n - 1 : kind == TOO_MANY ? n + 1 : n;
+}
+
 static void test_results_that_do_not_fit(void **state)
 {
     (void)state;
@@ -672,7 +688,7 @@ static void test_results_that_do_not_fit(void **state)
         struct client c[3];
         struct sent st;
         struct err e;
-        struct batch_result res[MAX_SLOTS + 1];
+        struct batch_result res[MAX_SLOTS + 1] = {0};
         must_submit(&r, &c[0], 1, 2, 5);
         must_submit(&r, &c[1], 2, 2, 5);
         assert_true(compose(&r, &st));
@@ -681,37 +697,7 @@ static void test_results_that_do_not_fit(void **state)
         assert_true(compose(&r, &other));
         uint32_t n = answer(&st, 3, res);
         assert_int_equal(n, 2);
-        switch ((enum misfit)kind) {
-        case TOO_FEW:
-            n--;
-            break;
-        case TOO_MANY:
-            res[n++] = res[0];
-            break;
-        case SWAPPED: {
-            struct batch_result t = res[0];
-            res[0] = res[1];
-            res[1] = t;
-            break;
-        }
-        case SLOT:
-            res[1].slot = 2;
-            break;
-        case REQUEST:
-            res[1].request_id = 3;
-            break;
-        case POS:
-            res[1].pos++;
-            break;
-        case NEGATIVE:
-            res[1].token = -1;
-            break;
-        case BEYOND:
-            res[1].token = (int32_t)N_VOCAB;
-            break;
-        case MISFIT_COUNT:
-            break;
-        }
+        n = spoil((enum misfit)kind, res, n);
         assert_int_equal(sched_result(r.s, st.id, res, n, &e), ERR_PROTOCOL);
         assert_true(e.msg[0] != 0);
         for (int i = 0; i < 2; i++) { /* none of the good results was taken either */
