@@ -153,7 +153,10 @@ static enum err_code run(struct node_command *c, struct err *e)
                        : c->listen_fd != NO_FD     ? NULL
                        : c->m.ranks[index].addr[0] ? c->m.ranks[index].addr
                                                    : NULL;
-    struct node_config config = {.secret = &c->secret, .listen_addr = addr, .ctx = c, .on_event = on_event,
+    struct node_config config = {.secret = &c->secret,
+                                 .listen_addr = addr,
+                                 .ctx = c,
+                                 .on_event = on_event,
                                  .listen_fd = c->listen_fd != NO_FD ? (int)c->listen_fd : -1};
     rc = rank_start(&c->r, &c->m, &config, e);
     if (rc != OK)

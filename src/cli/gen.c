@@ -73,9 +73,15 @@ enum err_code gen_start(struct gen *g, struct node *node, const struct tok *t, c
     enum err_code rc = g->event_fd < 0 ? err_set_os(e, ERR_IO, errno, "cannot make an event descriptor")
                        : !g->tokens    ? err_set(e, ERR_NOMEM, "out of memory")
                                        : collect_eog(t, &eog, e);
-    struct sched_request r = {.tokens = prompt->id, .n_tokens = (uint32_t)prompt->n, .n_predict = n_predict,
-                              .eog = eog.id, .n_eog = (uint32_t)eog.n, .sampling = *sampling, .ctx = g,
-                              .on_token = on_token, .on_end = on_end};
+    struct sched_request r = {.tokens = prompt->id,
+                              .n_tokens = (uint32_t)prompt->n,
+                              .n_predict = n_predict,
+                              .eog = eog.id,
+                              .n_eog = (uint32_t)eog.n,
+                              .sampling = *sampling,
+                              .ctx = g,
+                              .on_token = on_token,
+                              .on_end = on_end};
     if (rc == OK && prompt->n > UINT32_MAX)
         rc = err_set(e, ERR_LIMIT, "the prompt is too long");
     if (rc == OK)

@@ -19,7 +19,7 @@ struct gen {
     uint32_t n, n_taken, cap;
     bool ended;
     enum sched_reason reason;
-    struct err err; /* with SCHED_FAILED */
+    struct err err;             /* with SCHED_FAILED */
     uint64_t first_ns, last_ns; /* when the first and the latest token came */
 };
 

@@ -19,8 +19,9 @@ struct layout_options {
     const char *kv;     /* for the sizes; NULL: f16 */
 };
 #define LAYOUT_OPTION_ROWS(o)                                                                                          \
-    {"stages", 0, OPT_U32, "N", "number of stages; windows of about equal cost", &(o).n_stages, 1,                   \
-     MANIFEST_MAX_RANKS},                                                                                              \
+    {                                                                                                                  \
+        "stages",      0, OPT_U32,           "N", "number of stages; windows of about equal cost",                     \
+        &(o).n_stages, 1, MANIFEST_MAX_RANKS},                                                                         \
         {"layers", 'l', OPT_STRING, "A:B,B:C", "the windows themselves, for example 0:2,2:5", &(o).layers, 0, 0},      \
         {"ctx", 'c', OPT_U32, "N", "positions per sequence (default: at most 4096)", &(o).n_ctx, 1, 1u << 24},         \
         {"slots", 's', OPT_U32, "N", "sequences at once (default: 1)", &(o).n_slots, 1, 256},                          \

@@ -19,7 +19,7 @@
 #define STOP_MS    3000u
 #define READ_BYTES 4096u
 
-/* --- making ---------------------------------------------------------------------------------------------------------- */
+/* --- making -------------------------------------------------------------------------------------- */
 
 static enum err_code make_dir(struct local_ring *l, struct err *e)
 {
@@ -95,7 +95,7 @@ enum err_code local_make(struct local_ring *l, struct manifest *m, const uint8_t
     return rc;
 }
 
-/* --- starting -------------------------------------------------------------------------------------------------------- */
+/* --- starting ------------------------------------------------------------------------------------ */
 
 /* In the child, between fork and exec: only async-signal-safe calls. */
 static void become_child(char *const *argv, int status_fd, int stderr_fd, int listen_fd, pid_t parent)
@@ -135,15 +135,15 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
         close(sp[1]);
         return err_set_os(e, ERR_IO, os, "cannot make a pipe");
     }
-    uint32_t n_threads = l->options.n_threads
-                             ? l->options.n_threads
-                             : rank_default_threads(l->m.n_ranks, l->m.ranks[rank].weight_bytes);
+    uint32_t n_threads =
+        l->options.n_threads ? l->options.n_threads : rank_default_threads(l->m.n_ranks, l->m.ranks[rank].weight_bytes);
     snprintf(threads, sizeof threads, "%u", n_threads);
     snprintf(status, sizeof status, "%d", sp[1]);
     snprintf(listen, sizeof listen, "%d", l->listen_fds[rank]);
     snprintf(warmup, sizeof warmup, "%u", l->warmup);
-    const char *argv[24] = {"kvasir", "node",  l->model,  "--manifest", manifest,      "--signer",
-                            key_text(&l->signer, signer), "--key",  key,  "--threads", threads, "--status-fd", status};
+    const char *argv[24] = {
+        "kvasir", "node", l->model,    "--manifest", manifest,      "--signer", key_text(&l->signer, signer),
+        "--key",  key,    "--threads", threads,      "--status-fd", status};
     size_t n = 13;
     if (l->listen_fds[rank] >= 0) {
         argv[n++] = "--listen-fd";
@@ -181,7 +181,7 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
     return OK;
 }
 
-/* --- listening to the children ---------------------------------------------------------------------------------------- */
+/* --- listening to the children ------------------------------------------------------------------- */
 
 static uint64_t number(yyjson_val *o, const char *key)
 {
@@ -315,7 +315,7 @@ enum err_code local_explain(const struct local_ring *l, uint32_t rank, struct er
                    c->last_log[0] ? "; its last line: " : "", c->last_log);
 }
 
-/* --- stopping -------------------------------------------------------------------------------------------------------- */
+/* --- stopping ------------------------------------------------------------------------------------ */
 
 static bool any_left(const struct local_ring *l)
 {

@@ -18,8 +18,8 @@ struct local_child {
     pid_t pid;                /* 0: not started, or already waited for */
     int status_fd, stderr_fd; /* -1: closed */
     struct buf status_in, stderr_in;
-    bool loaded;        /* its stage is loaded and it listens */
-    bool whole;         /* rank 0: a probe went around */
+    bool loaded; /* its stage is loaded and it listens */
+    bool whole;  /* rank 0: a probe went around */
     bool exited;
     int exit_status;    /* as waitpid gives it */
     char last_log[256]; /* its last line on stderr */

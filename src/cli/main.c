@@ -16,8 +16,9 @@
 
 static void print_usage(FILE *out)
 {
-    fprintf(out, "usage: kvasir COMMAND [ARGS]\n\nRuns a large language model around a ring of devices; none of them holds "
-                 "all of it.\n\ncommands:\n");
+    fprintf(out,
+            "usage: kvasir COMMAND [ARGS]\n\nRuns a large language model around a ring of devices; none of them holds "
+            "all of it.\n\ncommands:\n");
     for (const struct command *c = commands; c->name; c++)
         fprintf(out, "  %-10s%s\n", c->name, c->help);
     fprintf(out, "\nkvasir COMMAND --help says more; kvasir --version shows the version.\n"

@@ -20,7 +20,7 @@ uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes)
     return (uint32_t)(share == 0 ? 1 : share < worth ? share : worth);
 }
 
-/* --- the model ------------------------------------------------------------------------------------------------------ */
+/* --- the model ----------------------------------------------------------------------------------- */
 
 struct progress {
     uint64_t begin_ns, shown_ns;
@@ -53,8 +53,7 @@ enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], str
     return OK;
 }
 
-static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id,
-                                 struct err *e)
+static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id, struct err *e)
 {
     struct hparams h;
     char mine[DIGEST_HEX_SIZE], theirs[DIGEST_HEX_SIZE];
@@ -62,10 +61,11 @@ static enum err_code model_check(const struct gguf *g, const struct manifest *m,
     if (rc != OK)
         return rc;
     if (h.n_block != m->n_blocks || h.n_embd != m->n_embd || h.n_vocab != m->n_vocab)
-        rc = err_set(e, ERR_MISMATCH,
-                     "%s has %u blocks of width %u and %u tokens; the manifest's model has %u blocks of width %u and %u "
-                     "tokens",
-                     gguf_path(g), h.n_block, h.n_embd, h.n_vocab, m->n_blocks, m->n_embd, m->n_vocab);
+        rc =
+            err_set(e, ERR_MISMATCH,
+                    "%s has %u blocks of width %u and %u tokens; the manifest's model has %u blocks of width %u and %u "
+                    "tokens",
+                    gguf_path(g), h.n_block, h.n_embd, h.n_vocab, m->n_blocks, m->n_embd, m->n_vocab);
     else if (model_id && memcmp(model_id, m->model_id, DIGEST_BYTES) != 0)
         rc = err_set(e, ERR_MISMATCH, "%s is another model: its id is %.16s..., the manifest's %.16s...", gguf_path(g),
                      digest_hex(model_id, mine), digest_hex(m->model_id, theirs));
@@ -98,7 +98,7 @@ enum err_code rank_identify(const struct rank_identity *w, struct manifest *m, s
     return OK;
 }
 
-/* --- stage and node ------------------------------------------------------------------------------------------------- */
+/* --- stage and node ------------------------------------------------------------------------------ */
 
 enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manifest *m, uint32_t index,
                         const uint8_t *model_id, const struct rank_options *o, struct err *e)
@@ -118,7 +118,9 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
         .n_batch = m->n_batch,
         .n_threads = o->n_threads ? o->n_threads : rank_default_threads(1, row->weight_bytes),
         .kv_type = kv,
-        .device = o->device ? o->device : row->device[0] ? row->device : NULL,
+        .device = o->device        ? o->device
+                  : row->device[0] ? row->device
+                                   : NULL,
         .no_repack = o->no_repack,
     };
     *r = (struct rank){.rank = index};

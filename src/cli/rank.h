@@ -24,8 +24,14 @@ struct rank_options {
     bool no_repack;
 };
 #define RANK_OPTION_ROWS(o)                                                                                            \
-    {"threads", 't', OPT_U32, "N", "compute threads of a stage (default: by its size; local stages share the cores)",          \
-     &(o).n_threads, 1, 512},                                                                                          \
+    {"threads",                                                                                                        \
+     't',                                                                                                              \
+     OPT_U32,                                                                                                          \
+     "N",                                                                                                              \
+     "compute threads of a stage (default: by its size; local stages share the cores)",                                \
+     &(o).n_threads,                                                                                                   \
+     1,                                                                                                                \
+     512},                                                                                                             \
         {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache: f16 (default) or f32", &(o).kv, 0, 0},             \
         {"no-repack", 0, OPT_FLAG, NULL, "compute with the weights as they are in the file", &(o).no_repack, 0, 0}
 
@@ -67,8 +73,8 @@ struct rank_report {
 };
 void rank_report_of(const struct rank *r, struct rank_report *out);
 
-/* Compute threads for one of n_local stages on this machine when none were asked for: the cores are shared, and a window
- * of few bytes gets few of them, since threads that meet after every operation cost more than they compute. */
+/* Compute threads for one of n_local stages on this machine when none were asked for: the cores are shared, and a
+ * window of few bytes gets few of them, since threads that meet after every operation cost more than they compute. */
 uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes);
 
 /* The model id, from the cache or by reading the files, with a progress line on stderr when it takes long. */

@@ -7,7 +7,8 @@
 
 void report_print(FILE *out, const struct manifest *m, const struct rank_report *r, uint32_t n_known)
 {
-    fprintf(out, "%-5s %-10s %10s %10s %10s %12s\n", "rank", "window", "weights", "resident", "ms/token", "bytes/token");
+    fprintf(out, "%-5s %-10s %10s %10s %10s %12s\n", "rank", "window", "weights", "resident", "ms/token",
+            "bytes/token");
     for (uint32_t i = 0; i < n_known; i++) {
         char window[32], weights[16], rss[16];
         double n = r[i].n_tok ? (double)r[i].n_tok : 1;
