@@ -58,7 +58,8 @@ enum err_code err_set_os(struct err *e, enum err_code code, int os, const char *
 /* As err_set, with the byte offset where the input was wrong (also appended to the message). */
 enum err_code err_set_at(struct err *e, enum err_code code, int64_t offset, const char *fmt, ...) KV_PRINTF(4, 5);
 
-/* Puts "text: " before an existing message, naming the outer context. Returns e's code (ERR_INTERNAL when e is NULL). */
+/* Puts "text: " before an existing message, naming the outer context. Returns e's code (ERR_INTERNAL when e is NULL).
+ */
 enum err_code err_prefix(struct err *e, const char *fmt, ...) KV_PRINTF(2, 3);
 
 /* "ERR_FORMAT" / "malformed data". Unknown values give "ERR_UNKNOWN" / "unknown error". Static storage. */

@@ -14,7 +14,7 @@
 
 static const char *const level_names[LOG_LEVEL_COUNT] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1; /* -1: not yet read from the environment */
-static char tag[32];
+static char line_tag[32];
 static pthread_mutex_t limit_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 enum err_code log_parse_level(const char *text, enum log_level *out, struct err *e)
@@ -47,9 +47,9 @@ bool log_enabled(enum log_level level)
     return (int)level <= cur;
 }
 
-void log_set_tag(const char *text)
+void log_set_tag(const char *tag)
 {
-    snprintf(tag, sizeof tag, "%s", text);
+    snprintf(line_tag, sizeof line_tag, "%s", tag);
 }
 
 void log_line(enum log_level level, const char *module, const char *fmt, ...)
@@ -62,8 +62,8 @@ void log_line(enum log_level level, const char *module, const char *fmt, ...)
     clock_gettime(CLOCK_REALTIME, &ts);
     gmtime_r(&ts.tv_sec, &tm);
     size_t n = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &tm);
-    n += (size_t)snprintf(line + n, sizeof line - n, ".%03ldZ %s%s%s [%s] ", ts.tv_nsec / 1000000, tag, tag[0] ? " " : "",
-                          level_names[level], module);
+    n += (size_t)snprintf(line + n, sizeof line - n, ".%03ldZ %s%s%s [%s] ", ts.tv_nsec / 1000000, line_tag,
+                          line_tag[0] ? " " : "", level_names[level], module);
     va_list ap;
     va_start(ap, fmt);
     int m = vsnprintf(line + n, sizeof line - n, fmt, ap);

@@ -19,7 +19,8 @@ void thread_cond_init(pthread_cond_t *c)
 
 bool thread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m, uint64_t deadline_ns)
 {
-    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / CLOCK_NS_PER_S), .tv_nsec = (long)(deadline_ns % CLOCK_NS_PER_S)};
+    struct timespec ts = {.tv_sec = (time_t)(deadline_ns / CLOCK_NS_PER_S),
+                          .tv_nsec = (long)(deadline_ns % CLOCK_NS_PER_S)};
     return pthread_cond_timedwait(c, m, &ts) != ETIMEDOUT;
 }
 

@@ -37,9 +37,9 @@ struct batch_entry {
 struct batch_result {
     uint64_t request_id;
     uint32_t slot;
-    uint32_t pos;   /* the position the sampled token will take */
-    int32_t token;  /* >= 0 */
-    float logprob;  /* natural log of its probability under the raw logits */
+    uint32_t pos;  /* the position the sampled token will take */
+    int32_t token; /* >= 0 */
+    float logprob; /* natural log of its probability under the raw logits */
 };
 
 /* Sampling parameters of a request; the last rank gets them once, before the request's first step. */

@@ -250,7 +250,7 @@ static bool read_lines(struct local_ring *l, uint32_t rank, int fd, struct buf *
         }
         memmove(in->data, in->data + done, in->len - done);
         in->len -= done;
-        if (in->len > 16 * READ_BYTES) /* no line is that long */
+        if (in->len > (size_t)16 * READ_BYTES) /* no line is that long */
             in->len = 0;
     }
 }

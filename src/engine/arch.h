@@ -13,11 +13,11 @@
 /* The weights of one block. Families use the members they have; the rest is NULL. Shapes in ggml order, E = n_embd,
  * H = heads, Hk = key/value heads, D = head size, F = n_ff. */
 struct arch_block {
-    struct ggml_tensor *attn_norm;                   /* [E] */
-    struct ggml_tensor *attn_q, *attn_k, *attn_v;    /* [E, H*D], [E, Hk*D], [E, Hk*Dv] */
+    struct ggml_tensor *attn_norm;                /* [E] */
+    struct ggml_tensor *attn_q, *attn_k, *attn_v; /* [E, H*D], [E, Hk*D], [E, Hk*Dv] */
     struct ggml_tensor *attn_q_b, *attn_k_b, *attn_v_b;
-    struct ggml_tensor *attn_out, *attn_out_b;       /* [H*Dv, E], [E] */
-    struct ggml_tensor *ffn_norm;                    /* [E] */
+    struct ggml_tensor *attn_out, *attn_out_b;        /* [H*Dv, E], [E] */
+    struct ggml_tensor *ffn_norm;                     /* [E] */
     struct ggml_tensor *ffn_gate, *ffn_up, *ffn_down; /* [E, F], [E, F], [F, E] */
     struct ggml_tensor *ffn_gate_b, *ffn_up_b, *ffn_down_b;
 };
@@ -39,7 +39,8 @@ struct arch {
 enum err_code arch_find(const char *name, const struct arch **out, struct err *e) KV_MUST_USE;
 
 /* Declares "blk.IL.PART" for a family: a matrix [ne0, ne1], or with ne1 = 0 a vector used element by element. */
-struct ggml_tensor *arch_need(struct weights *w, uint32_t il, const char *part, bool optional, int64_t ne0, int64_t ne1);
+struct ggml_tensor *arch_need(struct weights *w, uint32_t il, const char *part, bool optional, int64_t ne0,
+                              int64_t ne1);
 
 extern const struct arch arch_llama;
 

@@ -42,8 +42,8 @@ struct ggml_tensor *graph_linear(struct graph *g, struct ggml_tensor *w, struct 
 /* Rotates the first n_rot elements of each head. x [D, heads, n_tok]; mode GGML_ROPE_TYPE_NORMAL or _NEOX. */
 struct ggml_tensor *graph_rope(struct graph *g, struct ggml_tensor *x, int mode);
 
-/* Stores k [D, Hk, n_tok] and v [Dv, Hk, n_tok] in block il's cells, then for each entry softmax(scale * q k^T + mask) v
- * over its own slot. q [D, H, n_tok] -> [Dv * H, n_tok]. */
+/* Stores k [D, Hk, n_tok] and v [Dv, Hk, n_tok] in block il's cells, then for each entry softmax(scale * q k^T + mask)
+ * v over its own slot. q [D, H, n_tok] -> [Dv * H, n_tok]. */
 struct ggml_tensor *graph_attention(struct graph *g, uint32_t il, struct ggml_tensor *q, struct ggml_tensor *k,
                                     struct ggml_tensor *v, float scale);
 

@@ -38,7 +38,7 @@ void gguf_close(struct gguf *g);
 
 const char *gguf_path(const struct gguf *g); /* as given to gguf_open, "(memory)" else */
 uint32_t gguf_n_files(const struct gguf *g);
-int gguf_fd(const struct gguf *g, uint32_t file);            /* -1 from memory */
+int gguf_fd(const struct gguf *g, uint32_t file); /* -1 from memory */
 uint64_t gguf_file_size(const struct gguf *g, uint32_t file);
 const char *gguf_file_path(const struct gguf *g, uint32_t file);
 

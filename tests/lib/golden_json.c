@@ -43,9 +43,9 @@ static struct golden_bytes read_bytes(struct golden_json *g, yyjson_val *obj, co
     char *data = keep(g, len + 1);
     if (hex) {
         for (size_t i = 0; i < len; i++) {
-            unsigned v = 0;
-            sscanf(yyjson_get_str(hex) + 2 * i, "%2x", &v);
-            data[i] = (char)(unsigned char)v;
+            const char *at = yyjson_get_str(hex) + 2 * i;
+            const char two[3] = {at[0], at[1], 0};
+            data[i] = (char)(unsigned char)strtoul(two, NULL, 16);
         }
     } else if (plain) {
         memcpy(data, yyjson_get_str(plain), len);

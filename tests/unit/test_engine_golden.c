@@ -76,7 +76,8 @@ static const int32_t *golden_ids(const struct golden *gold, const char *c, const
     return ids;
 }
 
-/* --- a chain of stages, as a ring runs it -------------------------------------------------------------------------- */
+/* --- a chain of stages, as a ring runs it --------------------------------------------------------------------------
+ */
 
 struct chain {
     int n;
@@ -95,15 +96,21 @@ static void chain_open(struct chain *c, const struct gguf *g, const uint32_t *cu
     memset(c, 0, sizeof *c);
     c->n = n;
     for (int i = 0; i < n; i++) {
-        struct stage_params p = {.first = cuts[i], .end = cuts[i + 1], .n_ctx = MAX_TOK, .n_slots = 1, .n_batch = MAX_TOK,
-                                 .n_threads = 1, .kv_type = KV_F32, .all_logits = all_logits};
+        struct stage_params p = {.first = cuts[i],
+                                 .end = cuts[i + 1],
+                                 .n_ctx = MAX_TOK,
+                                 .n_slots = 1,
+                                 .n_batch = MAX_TOK,
+                                 .n_threads = 1,
+                                 .kv_type = KV_F32,
+                                 .all_logits = all_logits};
         if (stage_open(g, &p, &c->st[i], &e) != OK)
             fail_msg("%s", e.msg);
     }
     c->n_embd = stage_info(c->st[0])->n_embd;
     c->n_vocab = stage_info(c->st[0])->n_vocab;
-    c->b = (struct batch){.cap_entries = 1, .cap_tok = MAX_TOK, .entries = &c->entry, .results = &c->result,
-                          .n_embd = c->n_embd};
+    c->b = (struct batch){
+        .cap_entries = 1, .cap_tok = MAX_TOK, .entries = &c->entry, .results = &c->result, .n_embd = c->n_embd};
     c->b.tokens = calloc(MAX_TOK, sizeof *c->b.tokens);
     c->b.rows = calloc((size_t)MAX_TOK * c->n_embd, sizeof *c->b.rows);
 }
@@ -124,7 +131,10 @@ static const float *chain_feed(struct chain *c, const int32_t *ids, uint32_t n, 
         c->pos = 0;
         c->hash = HASH_PREFIX_EMPTY;
     }
-    c->entry = (struct batch_entry){.request_id = 1, .pos = c->pos, .n_tok = n, .prefix_hash = c->hash,
+    c->entry = (struct batch_entry){.request_id = 1,
+                                    .pos = c->pos,
+                                    .n_tok = n,
+                                    .prefix_hash = c->hash,
                                     .flags = BATCH_SAMPLE | (reset ? BATCH_RESET : 0)};
     c->b.n_entries = 1;
     c->b.n_tok = n;
@@ -144,7 +154,8 @@ static const float *chain_feed(struct chain *c, const int32_t *ids, uint32_t n, 
     return logits;
 }
 
-/* --- against the references ----------------------------------------------------------------------------------------- */
+/* --- against the references -----------------------------------------------------------------------------------------
+ */
 
 static void check_logits(const struct model *m, struct chain *c, const struct golden *gold)
 {
@@ -251,15 +262,27 @@ static void test_boundaries(void **state)
     chain_close(&c);
 
     for (uint32_t i = 0; i < h.n_block; i++) { /* each block alone, from the reference's input to its output */
-        struct stage_params p = {.first = i, .end = i + 1, .n_ctx = MAX_TOK, .n_slots = 1, .n_batch = MAX_TOK,
-                                 .n_threads = 1, .kv_type = KV_F32, .no_head = true};
+        struct stage_params p = {.first = i,
+                                 .end = i + 1,
+                                 .n_ctx = MAX_TOK,
+                                 .n_slots = 1,
+                                 .n_batch = MAX_TOK,
+                                 .n_threads = 1,
+                                 .kv_type = KV_F32,
+                                 .no_head = true};
         struct stage *st;
         assert_int_equal(stage_open(g, &p, &st, &e), OK);
         const float *in = golden_plane(gold, name, i, &rows, &cols);
         const float *ref = golden_plane(gold, name, i + 1, &rows, &cols);
         struct batch_entry en = {.n_tok = (uint32_t)n, .prefix_hash = HASH_PREFIX_EMPTY, .flags = BATCH_RESET};
-        struct batch b = {.n_entries = 1, .cap_entries = 1, .n_tok = (uint32_t)n, .cap_tok = MAX_TOK, .n_embd = h.n_embd,
-                          .entries = &en, .tokens = malloc(n * sizeof *b.tokens), .rows = bounds[0]};
+        struct batch b = {.n_entries = 1,
+                          .cap_entries = 1,
+                          .n_tok = (uint32_t)n,
+                          .cap_tok = MAX_TOK,
+                          .n_embd = h.n_embd,
+                          .entries = &en,
+                          .tokens = malloc(n * sizeof *b.tokens),
+                          .rows = bounds[0]};
         memcpy(b.tokens, ids, n * sizeof *ids);
         memcpy(b.rows, in, n * h.n_embd * sizeof(float));
         assert_int_equal(stage_step(st, &b, &e), OK);
@@ -329,8 +352,8 @@ int main(void)
         } kinds[] = {{"reference", test_reference}, {"boundaries", test_boundaries}, {"every_cut", test_every_cut}};
         for (size_t k = 0; k < 3; k++, n++) {
             snprintf(names[n], sizeof names[n], "%s %s", kinds[k].name, models[i].stem);
-            tests[n] = (struct CMUnitTest){.name = names[n], .test_func = kinds[k].fn,
-                                           .initial_state = (void *)(uintptr_t)&models[i]};
+            tests[n] = (struct CMUnitTest){
+                .name = names[n], .test_func = kinds[k].fn, .initial_state = (void *)(uintptr_t)&models[i]};
         }
     }
     return cmocka_run_group_tests(tests, NULL, NULL);

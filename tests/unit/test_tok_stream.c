@@ -414,6 +414,7 @@ static void check_round_trips(const struct tok *t, bool space_prefix, unsigned n
         size_t prefix = space_prefix && len > 0;
         assert_int_equal(pieces.len, len + prefix);
         if (len) {
+            assert_non_null(pieces.data);
             assert_true(!prefix || pieces.data[0] == ' ');
             assert_memory_equal(pieces.data + prefix, text, len);
         }
