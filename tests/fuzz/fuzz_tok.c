@@ -52,7 +52,7 @@ static struct tok *built_in(void)
     vocab_gguf_i32s(&v, "tokenizer.ggml.token_type", type, n);
     vocab_gguf_bool(&v, "tokenizer.ggml.add_space_prefix", false);
     vocab_gguf_end(&v, &file);
-    must(gguf_open_mem(file.data, file.len, &g, NULL) == OK && tok_new(g, &t, NULL) == OK, "the vocabulary loads");
+    must(gguf_open_mem(file.data, file.len, &g, NULL) == OK && tok_new(g, NULL, &t, NULL) == OK, "the vocabulary loads");
     gguf_close(g);
     buf_free(&file);
     return t;
@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         struct err e;
         if (gguf_open_mem(data, size, &g, &e) != OK)
             return 0;
-        if (tok_new(g, &own, &e) == OK)
+        if (tok_new(g, NULL, &own, &e) == OK)
             there_and_back(own, data, size < 4096 ? size : 4096, 3, false);
         tok_free(own);
         gguf_close(g);

@@ -8,6 +8,8 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #define TEST_SKIP 77
 
@@ -17,6 +19,9 @@ const char *test_shared(const char *name, char out[PATH_MAX]);  /* ../shared/NAM
 const char *test_scratch(const char *name, char out[PATH_MAX]); /* a file name of this process's own under build/ */
 
 bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a line when not. */
+
+/* Are token ids what they should be? Prints both, and the text they are of, when not. */
+bool test_same_ids(const char *text, size_t len, const int32_t *got, size_t n_got, const int32_t *want, size_t n_want);
 
 /* Built with ASan or TSan? Then sizes shrink and memory bounds are not compared. */
 bool test_sanitized(void);
