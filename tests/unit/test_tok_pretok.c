@@ -191,14 +191,14 @@ static void traits_follow_the_name(void **state)
 static void unknown_names_are_named(void **state)
 {
     (void)state;
-    static const char *const names[] = {"",
-                                        " ",
-                                        "qwen",
-                                        "qwen2 ",
-                                        "gpt-2 phi-2",
-                                        "x\n\x1b[0m",
-                                        "a very long name that "
-                                        "goes on and on and on and on and on and on and on and on and on and on"};
+    static const char *const names[] = {
+        "",
+        " ",
+        "qwen",
+        "qwen2 ",
+        "gpt-2 phi-2",
+        "x\n\x1b[0m",
+        "a-long-name-a-long-name-a-long-name-a-long-name-a-long-name-a-long-name-a-long-name"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct pretok *p = NULL;
         struct err e;
