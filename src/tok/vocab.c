@@ -424,6 +424,7 @@ static enum err_code build_special(struct tok *t, const uint8_t *file_type, cons
         if (len > MAX_SPECIAL_BYTES)
             return err_set(e, ERR_LIMIT, "special token %d has %u bytes; at most %u are supported", id, len,
                            MAX_SPECIAL_BYTES);
+        t->special_first[(uint8_t)text[0] + 1]++;
         t->special[t->n_special++] = (struct vocab_special){
             .text = (const uint8_t *)text,
             .len = len,
@@ -436,11 +437,8 @@ static enum err_code build_special(struct tok *t, const uint8_t *file_type, cons
     }
     if (t->n_special > 1)
         qsort(t->special, t->n_special, sizeof *t->special, by_text);
-    for (size_t b = 0, i = 0; b <= 256; b++) {
-        while (i < t->n_special && t->special[i].text[0] < b)
-            i++;
-        t->special_first[b] = (uint32_t)i;
-    }
+    for (size_t b = 0; b < 256; b++) /* from counts to positions */
+        t->special_first[b + 1] += t->special_first[b];
     return OK;
 }
 

@@ -225,7 +225,7 @@ static size_t merge_slowly(const char *text, size_t len, int32_t *id)
                                        {257, 256, 259}, {258, 258, 260}, {259, 258, 261}};
     size_t n = 0;
     for (; n < len; n++)
-        id[n] = text[n];
+        id[n] = text[n] == 'a' ? 'a' : 'b';
     for (;;) {
         size_t best = SIZE_MAX, rank = SIZE_MAX;
         for (size_t i = 0; i + 1 < n; i++)
@@ -284,10 +284,7 @@ static void invalid_utf8_becomes_replacement_characters(void **state)
     struct tok *t =
         make(&(struct recipe){.pre = "qwen2", .more = {{"ï¿½", 1}, {"ï¿", 1}, {"!", 4}}, .merge = {"ï ¿", "ï¿ ½"}});
     CHECK(t, REPLACEMENT, 0, 256);
-    CHECK(t,
-          "a\xff"
-          "b",
-          0, 'a', 256, 'b');
+    CHECK(t, "a\xffz", 0, 'a', 256, 'z');
     CHECK(t, "\xe2\x82", 0, 256, 256);
     CHECK(t, "\xed\xa0\x80", 0, 256, 256, 256);
     CHECK(t, "\xe2!\x82", 0, 256, 258, 256); /* not only at the ends of the text */
@@ -328,7 +325,7 @@ static void characters_come_out_of_the_stream_whole(void **state)
     (void)state;
     struct tok *t = make(&(struct recipe){.pre = "gpt-2", .more = {{"<u>é", 4}, {"Ġx", 1}}});
     static const int32_t id[] = {257, 0xe2, 0x82, 0xac, 256, 0xc3, 'a'};
-    static const char *const want[] = {" x", "", "", "€", "<u>é", "", REPLACEMENT "a"};
+    static const char *const want[] = {" x", "", "", "€", "<u>é", "", "\357\277\275a"};
     struct tok_stream s;
     struct err e;
     tok_stream_init(&s, t, false, false);

@@ -414,8 +414,8 @@ static void check_round_trips(const struct tok *t, bool space_prefix, unsigned n
         size_t prefix = space_prefix && len > 0;
         assert_int_equal(pieces.len, len + prefix);
         if (len) {
-            assert_true(!prefix || pieces.data[0] == ' ');
-            assert_memory_equal(pieces.data + prefix, text, len);
+            assert_true(!prefix || buf_str(&pieces)[0] == ' ');
+            assert_memory_equal(buf_str(&pieces) + prefix, text, len);
         }
         buf_free(&pieces);
         tok_ids_free(&ids);
