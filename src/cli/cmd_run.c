@@ -280,7 +280,7 @@ static enum err_code run(struct run_command *c, struct err *e)
     if (rc == OK)
         rc = gguf_open(c->model, &c->g, e);
     if (rc == OK)
-        rc = tok_new(c->g, &c->tok, e);
+        rc = tok_new(c->g, NULL, &c->tok, e);
     if (rc == OK)
         rc = read_prompt(c, e);
     if (rc == OK)

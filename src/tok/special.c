@@ -13,8 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_wanted(const struct vocab_special *s, unsigned flags)
+{
+    if (flags & TOK_PARSE_SPECIAL)
+        return true;
+    return flags & TOK_CONTENT ? s->in_content : s->in_plain_text;
+}
+
 /* The longest special token at p, at most max bytes long. */
-static const struct vocab_special *longest_at(const struct tok *t, const uint8_t *p, size_t max, bool parse_special)
+static const struct vocab_special *longest_at(const struct tok *t, const uint8_t *p, size_t max, unsigned flags)
 {
     const struct vocab_special *best = NULL;
     size_t first = t->special_first[p[0]], end = t->special_first[p[0] + 1];
@@ -22,7 +29,7 @@ static const struct vocab_special *longest_at(const struct tok *t, const uint8_t
         /* All of [first, end) begin with p[0 .. depth); those that end here come first. */
         for (; first < end && t->special[first].len == depth; first++) {
             const struct vocab_special *s = &t->special[first];
-            if ((parse_special || s->in_plain_text) && (!best || best->len < depth))
+            if (is_wanted(s, flags) && (!best || best->len < depth))
                 best = s;
         }
         if (depth == max)
@@ -58,7 +65,7 @@ struct splitter {
     const struct tok *t;
     const uint8_t *text;
     uint32_t len;
-    bool parse_special;
+    unsigned flags;
     uint8_t *taken; /* [len] */
     struct queue queue;
     struct vocab_cut *cut;
@@ -67,7 +74,7 @@ struct splitter {
 
 static bool enqueue(struct splitter *s, uint32_t pos, size_t max)
 {
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, max, s->parse_special);
+    const struct vocab_special *x = longest_at(s->t, s->text + pos, max, s->flags);
     return !x || queue_push(&s->queue, (struct queue_item){(double)x->len, pos, x->len});
 }
 
@@ -81,7 +88,7 @@ static bool take(struct splitter *s, uint32_t pos, uint32_t len)
         s->cut = p;
         s->cap_cuts = cap;
     }
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, len, s->parse_special);
+    const struct vocab_special *x = longest_at(s->t, s->text + pos, len, s->flags);
     s->cut[s->n_cuts++] = (struct vocab_cut){pos, len, x};
     memset(s->taken + pos, 1, len);
     return true;
@@ -103,10 +110,10 @@ static bool split(struct splitter *s)
     return true;
 }
 
-enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, bool parse_special,
+enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, unsigned flags,
                             struct vocab_cut **out, size_t *n, struct err *e)
 {
-    struct splitter s = {.t = t, .text = text, .len = len, .parse_special = parse_special};
+    struct splitter s = {.t = t, .text = text, .len = len, .flags = flags};
     if (len > 0 && t->n_special > 0) {
         s.taken = calloc(len, 1);
         if (!s.taken || !split(&s)) {

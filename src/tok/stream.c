@@ -4,6 +4,7 @@
  * replaced by one U+FFFD per maximal subpart (The Unicode Standard, section 3.9): the longest start of a well-formed
  * character, or a single byte.
  */
+#include "tok/bpe.h"
 #include "tok/vocab.h"
 
 #include <string.h>
@@ -44,7 +45,10 @@ enum err_code tok_piece(const struct tok *t, int32_t id, bool with_special, stru
         buf_put_u8(out, (uint8_t)vocab_byte(t, id));
         break;
     default:
-        put_unescaped(out, text, len);
+        if (t->bpe)
+            bpe_put_bytes(out, text, len);
+        else
+            put_unescaped(out, text, len);
         break;
     }
     if (out->failed) {

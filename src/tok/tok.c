@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "tok/tok.h"
 
+#include "base/log.h"
 #include "base/text.h"
+#include "tok/bpe.h"
 #include "tok/vocab.h"
 
 #include <stdlib.h>
@@ -9,21 +11,49 @@
 
 #define MAX_TEXT_BYTES (1u << 29) /* positions in the escaped text, three bytes a space, fit 32 bits */
 
-enum err_code tok_new(const struct gguf *g, struct tok **out, struct err *e)
+static enum err_code load_bpe(struct tok *t, const struct gguf *g, const struct tok_options *options, struct err *e)
+{
+    const char *name = "";
+    struct pretok *pretok;
+    enum err_code rc = gguf_opt_str(g, "tokenizer.ggml.pre", &name, e);
+    if (options && options->pre) {
+        name = options->pre;
+        rc = OK;
+    }
+    if (rc == OK && !*name) {
+        log_warn("tok", "the file names no pre-tokenizer (tokenizer.ggml.pre), using \"default\"; another one may fit "
+                        "the model better");
+        name = "default";
+    }
+    if (rc == OK)
+        rc = pretok_new(name, &pretok, e);
+    if (rc != OK)
+        return rc;
+    struct pretok_traits traits = pretok_traits(pretok);
+    rc = vocab_load(t, g, &traits, e);
+    if (rc == OK)
+        return bpe_new(t, g, pretok, &t->bpe, e);
+    pretok_free(pretok);
+    return rc;
+}
+
+enum err_code tok_new(const struct gguf *g, const struct tok_options *options, struct tok **out, struct err *e)
 {
     const char *model;
     enum err_code rc = gguf_str(g, "tokenizer.ggml.model", &model, e);
     if (rc != OK)
         return rc;
-    if (strcmp(model, "llama") != 0) {
+    bool bpe = strcmp(model, "gpt2") == 0;
+    if (!bpe && strcmp(model, "llama") != 0) {
         char name[64];
         text_clean(model, strlen(model), name, sizeof name);
-        return err_set(e, ERR_UNSUPPORTED, "tokenizer.ggml.model is \"%s\"; known is \"llama\" (SentencePiece)", name);
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tokenizer.ggml.model is \"%s\"; known are \"llama\" (SentencePiece) and \"gpt2\" (BPE)", name);
     }
     struct tok *t = calloc(1, sizeof *t);
     if (!t)
         return err_set(e, ERR_NOMEM, "no memory for a tokenizer");
-    rc = vocab_load(t, g, e);
+    rc = bpe ? load_bpe(t, g, options, e) : vocab_load(t, g, NULL, e);
     if (rc != OK) {
         tok_free(t);
         return rc;
@@ -36,6 +66,7 @@ void tok_free(struct tok *t)
 {
     if (!t)
         return;
+    bpe_free(t->bpe);
     vocab_fini(t);
     free(t);
 }
@@ -76,7 +107,8 @@ static bool is_space(uint8_t c)
 static enum err_code encode_parts(const struct tok *t, const uint8_t *text, uint32_t len, const struct vocab_cut *cut,
                                   size_t n_cuts, struct tok_ids *out, struct err *e)
 {
-    struct spm_scratch scratch = {0};
+    struct spm_scratch spm = {0};
+    struct bpe_scratch bpe = {0};
     enum err_code rc = OK;
     uint32_t pos = 0;
     for (size_t i = 0; rc == OK && i <= n_cuts; i++) {
@@ -84,14 +116,16 @@ static enum err_code encode_parts(const struct tok *t, const uint8_t *text, uint
         if (i > 0 && cut[i - 1].special->strips_right)
             while (pos < end && is_space(text[pos]))
                 pos++;
-        rc = spm_encode(t, &scratch, text + pos, end - pos, t->add_space_prefix, out, e);
+        rc = t->bpe ? bpe_encode(t, &bpe, text + pos, end - pos, out, e)
+                    : spm_encode(t, &spm, text + pos, end - pos, t->add_space_prefix, out, e);
         if (rc != OK || i == n_cuts)
             break;
         if (!tok_ids_push(out, cut[i].special->id))
             rc = err_set(e, ERR_NOMEM, "no memory for the tokens of %u bytes", len);
         pos = end + cut[i].len;
     }
-    spm_scratch_free(&scratch);
+    spm_scratch_free(&spm);
+    bpe_scratch_free(&bpe);
     return rc;
 }
 
@@ -103,8 +137,7 @@ enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsi
     bool special = flags & TOK_ADD_SPECIAL;
     if (len > MAX_TEXT_BYTES)
         return err_set(e, ERR_LIMIT, "the text has %zu bytes; at most %u can be tokenized", len, MAX_TEXT_BYTES);
-    enum err_code rc =
-        special_split(t, (const uint8_t *)text, (uint32_t)len, flags & TOK_PARSE_SPECIAL, &cut, &n_cuts, e);
+    enum err_code rc = special_split(t, (const uint8_t *)text, (uint32_t)len, flags, &cut, &n_cuts, e);
     if (rc == OK && special && t->add_bos && t->bos >= 0 && !tok_ids_push(out, t->bos))
         rc = err_set(e, ERR_NOMEM, "no memory for tokens");
     if (rc == OK && len > 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Text to token ids and back, from the tokenizer.ggml.* metadata of a GGUF. This file is the dispatch; one file per
- * model of tokenizer (spm.c; BPE comes later). A struct tok is immutable after tok_new and may be shared by threads.
+ * model of tokenizer (spm.c, bpe.c). A struct tok is immutable after tok_new and may be shared by threads.
  */
 #ifndef KVASIR_TOK_TOK_H
 #define KVASIR_TOK_TOK_H
@@ -11,11 +11,19 @@
 
 struct tok; /* opaque */
 
-/* Reads the vocabulary. Copies what it needs: g may be closed afterwards.
- * ERR_UNSUPPORTED: the tokenizer model is not known (the message names it and the known ones).
- * ERR_FORMAT: arrays of wrong type or length, scores that are not finite, byte tokens without a byte. ERR_RANGE: a
- * special id outside the vocabulary. ERR_NOT_FOUND: no vocabulary. ERR_LIMIT, ERR_NOMEM. */
-enum err_code tok_new(const struct gguf *g, struct tok **out, struct err *e) KV_MUST_USE;
+/* What a user may set against the file. {0}: nothing. */
+struct tok_options {
+    const char *pre; /* pre-tokenizer of a BPE vocabulary in place of tokenizer.ggml.pre; NULL: the file's. Borrowed
+                        for the call; other vocabularies ignore it. */
+};
+
+/* Reads the vocabulary. Copies what it needs: g may be closed afterwards. options may be NULL.
+ * ERR_UNSUPPORTED: the tokenizer model or the pre-tokenizer is not known (the message names it and the known ones).
+ * ERR_FORMAT: arrays of wrong type or length, scores that are not finite, byte tokens without a byte, merges that are
+ * no pairs. ERR_RANGE: a special id outside the vocabulary. ERR_NOT_FOUND: no vocabulary, no merges. ERR_LIMIT,
+ * ERR_NOMEM. */
+enum err_code tok_new(const struct gguf *g, const struct tok_options *options, struct tok **out,
+                      struct err *e) KV_MUST_USE;
 void tok_free(struct tok *t);
 
 /* Growable array of token ids. {0} is empty. */
@@ -29,10 +37,14 @@ enum tok_flag {
     TOK_ADD_SPECIAL = 1u << 0, /* add BOS/EOS where the model's metadata says so */
     TOK_PARSE_SPECIAL =
         1u << 1, /* control tokens written out in the text become those tokens; without it they stay text */
+    TOK_CONTENT =
+        1u << 2, /* the text is somebody's message inside a template: Harmony's control tokens, which count as
+                    user-defined so that they show in the output, stay text as well. Not with TOK_PARSE_SPECIAL. */
 };
 
 /* Appends the ids of text (any bytes, not necessarily UTF-8, NUL included). User-defined tokens are recognised in any
- * case. On failure out keeps what it had. ERR_LIMIT: a text over 512 MiB; ERR_NOMEM. */
+ * case. BPE sees each byte that is not UTF-8 as U+FFFD. On failure out keeps what it had. ERR_LIMIT: a text over
+ * 512 MiB; ERR_NOMEM. */
 enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, struct tok_ids *out,
                          struct err *e) KV_MUST_USE;
 

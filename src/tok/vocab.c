@@ -82,7 +82,7 @@ static enum err_code load_scores(struct tok *t, const struct gguf *g, struct err
     return rc;
 }
 
-static enum err_code load_types(struct tok *t, const struct gguf *g, struct err *e)
+static enum err_code load_types(struct tok *t, const struct gguf *g, bool bpe, struct err *e)
 {
     t->type = malloc(t->n);
     if (!t->type)
@@ -98,6 +98,8 @@ static enum err_code load_types(struct tok *t, const struct gguf *g, struct err 
             return err_set(e, ERR_FORMAT, KEY("token_type") ": token %zu has the type %d; known are 0 to %d", i,
                            type[i], VOCAB_TYPE_COUNT - 1);
         t->type[i] = (uint8_t)type[i];
+        if (bpe && type[i] == VOCAB_BYTE) /* in BPE every text is bytes */
+            t->type[i] = VOCAB_NORMAL;
     }
     return rc;
 }
@@ -123,13 +125,25 @@ static int32_t default_id(const struct tok *t, uint32_t id)
     return id < t->n ? (int32_t)id : -1;
 }
 
-static enum err_code load_ids(struct tok *t, const struct gguf *g, struct err *e)
+static void set_defaults(struct tok *t, const struct pretok_traits *bpe)
 {
-    t->bos = default_id(t, 1);
-    t->eos = default_id(t, 2);
-    t->unk = default_id(t, 0);
-    t->add_bos = true;
-    t->add_space_prefix = true;
+    if (bpe) {
+        t->bos = bpe->no_default_bos ? -1 : default_id(t, 11);
+        t->eos = default_id(t, 11);
+        t->unk = -1;
+        t->add_bos = bpe->adds_bos;
+    } else {
+        t->bos = default_id(t, 1);
+        t->eos = default_id(t, 2);
+        t->unk = default_id(t, 0);
+        t->add_bos = true;
+        t->add_space_prefix = true;
+    }
+}
+
+static enum err_code load_ids(struct tok *t, const struct gguf *g, const struct pretok_traits *bpe, struct err *e)
+{
+    set_defaults(t, bpe);
     enum err_code rc = load_id(t, g, KEY("bos_token_id"), &t->bos, e);
     if (rc == OK)
         rc = load_id(t, g, KEY("eos_token_id"), &t->eos, e);
@@ -139,82 +153,123 @@ static enum err_code load_ids(struct tok *t, const struct gguf *g, struct err *e
         rc = gguf_opt_bool(g, KEY("add_bos_token"), &t->add_bos, e);
     if (rc == OK)
         rc = gguf_opt_bool(g, KEY("add_eos_token"), &t->add_eos, e);
-    if (rc == OK)
+    if (rc == OK && !bpe) /* BPE takes spaces as they are */
         rc = gguf_opt_bool(g, KEY("add_space_prefix"), &t->add_space_prefix, e);
     if (rc != OK || gguf_has(g, KEY("token_type")))
         return rc;
-    /* Without types, these three are what they are called. */
+    /* Without types, these three are what they are called. But 11, which BPE has by default, is a comma elsewhere. */
     if (t->unk >= 0)
         t->type[t->unk] = VOCAB_UNKNOWN;
-    if (t->bos >= 0)
+    if (t->bos >= 0 && (!bpe || gguf_has(g, KEY("bos_token_id"))))
         t->type[t->bos] = VOCAB_CONTROL;
-    if (t->eos >= 0)
+    if (t->eos >= 0 && (!bpe || gguf_has(g, KEY("eos_token_id"))))
         t->type[t->eos] = VOCAB_CONTROL;
     return OK;
 }
 
 /* --- what ends a generation --- */
 
-static bool eog_by_text(const struct tok *t, int32_t id)
+static bool text_in(const struct tok *t, int32_t id, const char *const *texts)
 {
-    static const char *const texts[] = {
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-        "<end_of_utterance>",
-        "<eos>",
-        "<turn|>",
-        "<｜end▁of▁sentence｜>",
-    };
     uint32_t len;
     const char *text = vocab_text(t, id, &len);
-    if (len == 0 || (text[0] != '<' && text[0] != '[' && text[0] != '_'))
+    if (len == 0 || !strchr("<[_\xe2", text[0])) /* none of these lists begins with anything else */
         return false;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (text_is(t, id, texts[i]))
+    for (; *texts; texts++)
+        if (text_is(t, id, *texts))
             return true;
     return false;
 }
 
+static const char *const eog_texts[] = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<｜end▁of▁sentence｜>",
+    NULL,
+};
+
+/* Ids that end a generation when a key names them; where the key is missing, tokens of these texts do. They stand
+ * between the files of a repository and around gaps to fill: no answer goes on behind them. */
+static const struct {
+    const char *key;
+    const char *const texts[6];
+} eog_keys[] = {
+    {KEY("eot_token_id"), {NULL}},
+    {KEY("eom_token_id"), {NULL}},
+    {KEY("fim_pad_token_id"), {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", NULL}},
+    {KEY("fim_rep_token_id"), {"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", NULL}},
+    {KEY("fim_sep_token_id"), {"<|file_sep|>", NULL}},
+};
+
+static enum err_code load_eog_keys(struct tok *t, const struct gguf *g, struct err *e)
+{
+    for (size_t i = 0; i < sizeof eog_keys / sizeof *eog_keys; i++) {
+        int32_t named = -1;
+        enum err_code rc = load_id(t, g, eog_keys[i].key, &named, e);
+        if (rc != OK)
+            return rc;
+        if (named >= 0)
+            t->eog[named] = true;
+        for (int32_t id = 0; named < 0 && id < (int32_t)t->n; id++)
+            if (text_in(t, id, eog_keys[i].texts)) {
+                t->eog[id] = true;
+                t->type[id] = VOCAB_CONTROL;
+            }
+    }
+    return OK;
+}
+
+/* Harmony's tokens for channels and roles are part of what its models say: they show in the output. <|end|> only ends
+ * a message there. */
+static void load_harmony(struct tok *t)
+{
+    static const char *const shown[] = {"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", NULL};
+    int32_t end = -1, ret = -1, call = -1;
+    for (int32_t id = 0; id < (int32_t)t->n; id++) {
+        if (text_in(t, id, shown))
+            t->type[id] = VOCAB_USER_DEFINED;
+        end = text_is(t, id, "<|end|>") ? id : end;
+        ret = text_is(t, id, "<|return|>") ? id : ret;
+        call = text_is(t, id, "<|call|>") ? id : call;
+    }
+    if (end >= 0 && ret >= 0 && call >= 0) {
+        t->eog[end] = false;
+        t->type[end] = VOCAB_USER_DEFINED;
+    }
+}
+
+/* Also mends types: what ends a generation is a control token, whatever a careless file says. */
 static enum err_code load_eog(struct tok *t, const struct gguf *g, struct err *e)
 {
-    static const char *const keys[] = {KEY("eot_token_id"), KEY("eom_token_id"), KEY("fim_pad_token_id"),
-                                       KEY("fim_rep_token_id"), KEY("fim_sep_token_id")};
-    int32_t end = -1, ret = -1, call = -1; /* Harmony's <|end|> only ends a message when the other two exist */
     t->eog = calloc(t->n, sizeof *t->eog);
     if (!t->eog)
         return err_set(e, ERR_NOMEM, "no memory for the flags of %u tokens", t->n);
     if (t->eos >= 0)
         t->eog[t->eos] = true;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        int32_t id = -1;
-        enum err_code rc = load_id(t, g, keys[i], &id, e);
-        if (rc != OK)
-            return rc;
-        if (id >= 0)
+    enum err_code rc = load_eog_keys(t, g, e);
+    if (rc != OK)
+        return rc;
+    for (int32_t id = 0; id < (int32_t)t->n; id++)
+        if (text_in(t, id, eog_texts)) {
             t->eog[id] = true;
-    }
-    for (int32_t id = 0; id < (int32_t)t->n; id++) {
-        if (!eog_by_text(t, id))
-            continue;
-        t->eog[id] = true;
-        end = text_is(t, id, "<|end|>") ? id : end;
-        ret = text_is(t, id, "<|return|>") ? id : ret;
-        call = text_is(t, id, "<|call|>") ? id : call;
-    }
-    if (end >= 0 && ret >= 0 && call >= 0)
-        t->eog[end] = false;
+            t->type[id] = VOCAB_CONTROL;
+        }
+    load_harmony(t);
     return OK;
 }
 
@@ -351,7 +406,8 @@ static int by_text(const void *pa, const void *pb)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-static enum err_code build_special(struct tok *t, const char *model_name, struct err *e)
+/* file_type: [n], before load_eog. */
+static enum err_code build_special(struct tok *t, const uint8_t *file_type, const char *model_name, struct err *e)
 {
     bool strips = strcasestr(model_name, "phi-3") || strcasestr(model_name, "phi3");
     size_t n = 0;
@@ -368,47 +424,52 @@ static enum err_code build_special(struct tok *t, const char *model_name, struct
         if (len > MAX_SPECIAL_BYTES)
             return err_set(e, ERR_LIMIT, "special token %d has %u bytes; at most %u are supported", id, len,
                            MAX_SPECIAL_BYTES);
+        t->special_first[(uint8_t)text[0] + 1]++;
         t->special[t->n_special++] = (struct vocab_special){
             .text = (const uint8_t *)text,
             .len = len,
             .id = id,
             .in_plain_text = t->type[id] == VOCAB_USER_DEFINED,
+            .in_content = t->type[id] == VOCAB_USER_DEFINED && file_type[id] == VOCAB_USER_DEFINED,
             .strips_right =
                 strips && !text_is(t, id, "<unk>") && !text_is(t, id, "<s>") && !text_is(t, id, "<|endoftext|>"),
         };
     }
     if (t->n_special > 1)
         qsort(t->special, t->n_special, sizeof *t->special, by_text);
-    for (size_t b = 0, i = 0; b <= 256; b++) {
-        while (i < t->n_special && t->special[i].text[0] < b)
-            i++;
-        t->special_first[b] = (uint32_t)i;
-    }
+    for (size_t b = 0; b < 256; b++) /* from counts to positions */
+        t->special_first[b + 1] += t->special_first[b];
     return OK;
 }
 
 /* --- the whole --- */
 
-enum err_code vocab_load(struct tok *t, const struct gguf *g, struct err *e)
+enum err_code vocab_load(struct tok *t, const struct gguf *g, const struct pretok_traits *bpe, struct err *e)
 {
     const char *name = "";
+    uint8_t *file_type = NULL;
     enum err_code rc = gguf_opt_str(g, "general.name", &name, e);
     if (rc == OK)
         rc = load_texts(t, g, e);
     if (rc == OK)
         rc = load_scores(t, g, e);
     if (rc == OK)
-        rc = load_types(t, g, e);
+        rc = load_types(t, g, bpe != NULL, e);
     if (rc == OK)
-        rc = load_ids(t, g, e);
+        rc = load_ids(t, g, bpe, e);
     if (rc == OK)
-        rc = load_eog(t, g, e);
-    if (rc == OK)
-        rc = build_hash(t, e);
-    if (rc == OK)
+        rc = build_hash(t, e); /* by the types of the file: "</s>" may be ordinary text as well */
+    if (rc == OK && !bpe)
         rc = build_bytes(t, e);
+    if (rc == OK && !(file_type = malloc(t->n)))
+        rc = err_set(e, ERR_NOMEM, "no memory for the types of %u tokens", t->n);
+    if (rc == OK) {
+        memcpy(file_type, t->type, t->n);
+        rc = load_eog(t, g, e);
+    }
     if (rc == OK)
-        rc = build_special(t, name, e);
+        rc = build_special(t, file_type, name, e);
+    free(file_type);
     return rc;
 }
 

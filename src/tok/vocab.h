@@ -7,6 +7,7 @@
 #ifndef KVASIR_TOK_VOCAB_H
 #define KVASIR_TOK_VOCAB_H
 
+#include "tok/pretok.h"
 #include "tok/queue.h"
 #include "tok/tok.h"
 
@@ -33,10 +34,12 @@ struct vocab_special {
     uint32_t len;
     int32_t id;
     bool in_plain_text; /* user-defined: also without TOK_PARSE_SPECIAL */
+    bool in_content;    /* and with TOK_CONTENT: the file itself calls it user-defined */
     bool strips_right;  /* white space after it disappears */
 };
 
 struct tok {
+    struct bpe *bpe; /* NULL: SentencePiece */
     uint32_t n;
     char *arena;      /* the texts one after the other */
     uint32_t *offset; /* [n + 1] of each text in the arena */
@@ -58,8 +61,10 @@ struct tok {
     bool add_bos, add_eos, add_space_prefix;
 };
 
-/* Reads everything. t is zeroed storage; on failure vocab_fini still has to be called. Errors as tok_new. */
-enum err_code vocab_load(struct tok *t, const struct gguf *g, struct err *e) KV_MUST_USE;
+/* Reads everything but merges. t is zeroed storage; on failure vocab_fini still has to be called. bpe: what follows
+ * from the pre-tokenizer's name, NULL for SentencePiece. Errors as tok_new. */
+enum err_code vocab_load(struct tok *t, const struct gguf *g, const struct pretok_traits *bpe,
+                         struct err *e) KV_MUST_USE;
 void vocab_fini(struct tok *t);
 
 /* The text of token id < n, len bytes, not terminated. */
@@ -79,9 +84,9 @@ struct vocab_cut {
     const struct vocab_special *special;
 };
 
-/* Finds special tokens, longest first, leftmost first among equally long ones, never overlapping. *out: cuts sorted by
- * pos, to be freed by the caller; NULL when there are none. ERR_NOMEM. */
-enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, bool parse_special,
+/* Finds special tokens, longest first, leftmost first among equally long ones, never overlapping; which ones, the flags
+ * of tok_encode say. *out: cuts sorted by pos, to be freed by the caller; NULL when there are none. ERR_NOMEM. */
+enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, unsigned flags,
                             struct vocab_cut **out, size_t *n, struct err *e) KV_MUST_USE;
 
 /* Scratch memory of one tok_encode call, kept from fragment to fragment. {0} is empty. */

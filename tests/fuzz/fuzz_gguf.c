@@ -119,7 +119,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         hparams_fini(&h);
     }
-    if (good(tok_new(g, &t, &e), &e))
+    if (good(tok_new(g, NULL, &t, &e), &e))
         tok_free(t);
     gguf_close(g);
     return 0;

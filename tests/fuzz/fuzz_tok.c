@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
  * The tokenizer against any input. "GGUF...": a vocabulary, which is loaded and, if it is accepted, made to encode and
- * decode its own file's bytes. Anything else: a byte of flags and a text for a vocabulary built in here.
+ * decode its own file's bytes. Anything else: a byte of flags and a text for the vocabularies built in here:
+ * SentencePiece, or, with bit 4 of the flags, BPE with the pre-tokenizer that the next byte names.
  */
+#include "base/log.h"
 #include "base/text.h"
 #include "lib/vocab_gguf.h"
+#include "tok/pretok.h"
 #include "tok/tok.h"
 
 #include <stdio.h>
@@ -52,7 +55,49 @@ static struct tok *built_in(void)
     vocab_gguf_i32s(&v, "tokenizer.ggml.token_type", type, n);
     vocab_gguf_bool(&v, "tokenizer.ggml.add_space_prefix", false);
     vocab_gguf_end(&v, &file);
-    must(gguf_open_mem(file.data, file.len, &g, NULL) == OK && tok_new(g, &t, NULL) == OK, "the vocabulary loads");
+    must(gguf_open_mem(file.data, file.len, &g, NULL) == OK && tok_new(g, NULL, &t, NULL) == OK,
+         "the vocabulary loads");
+    gguf_close(g);
+    buf_free(&file);
+    return t;
+}
+
+/* The letters, some merges, and special tokens of each kind; pre-tokenizer number `kind`. */
+static struct tok *built_in_bpe(size_t kind)
+{
+    static const char *const extra[] = {"ab", "ba", "abab", "Ġa", "<|x|>", "<|", "\n\n", "<|start|>", "</s>", "ï¿½"};
+    static const int32_t extra_type[] = {1, 1, 1, 1, 3, 3, 4, 3, 1, 1};
+    static const char *const merge[] = {"a b", "b a", "ab ab", "Ġ a", "ï ¿", "< /"};
+    enum { n_extra = sizeof extra_type / sizeof *extra_type, n = 256 + n_extra };
+    static char letter[256][3];
+    const char *text[n];
+    int32_t type[n];
+    for (unsigned b = 0, next = 0x100; b < 256; b++) {
+        bool itself = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+        unsigned c = itself ? b : next++;
+        letter[b][0] = (char)(c < 0x80 ? c : 0xc0 | c >> 6);
+        letter[b][1] = (char)(c < 0x80 ? 0 : 0x80 | (c & 0x3f));
+        text[b] = letter[b];
+        type[b] = 1;
+    }
+    for (int i = 0; i < n_extra; i++) {
+        text[256 + i] = extra[i];
+        type[256 + i] = extra_type[i];
+    }
+    char pre[64];
+    snprintf(pre, sizeof pre, "%.*s", (int)strcspn(pretok_names(kind), " "), pretok_names(kind));
+    struct vocab_gguf v = {0};
+    struct buf file = {0};
+    struct gguf *g = NULL;
+    struct tok *t = NULL;
+    vocab_gguf_str(&v, "tokenizer.ggml.model", "gpt2");
+    vocab_gguf_str(&v, "tokenizer.ggml.pre", pre);
+    vocab_gguf_strs(&v, "tokenizer.ggml.tokens", text, n);
+    vocab_gguf_i32s(&v, "tokenizer.ggml.token_type", type, n);
+    vocab_gguf_strs(&v, "tokenizer.ggml.merges", merge, sizeof merge / sizeof *merge);
+    vocab_gguf_end(&v, &file);
+    must(gguf_open_mem(file.data, file.len, &g, NULL) == OK && tok_new(g, NULL, &t, NULL) == OK,
+         "each pre-tokenizer loads");
     gguf_close(g);
     buf_free(&file);
     return t;
@@ -86,16 +131,30 @@ static void there_and_back(const struct tok *t, const uint8_t *text, size_t len,
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct tok *t;
+    log_set_level(LOG_ERROR); /* a vocabulary may warn of itself */
     if (size >= 4 && memcmp(data, "GGUF", 4) == 0) {
         struct gguf *g = NULL;
         struct tok *own = NULL;
         struct err e;
         if (gguf_open_mem(data, size, &g, &e) != OK)
             return 0;
-        if (tok_new(g, &own, &e) == OK)
+        if (tok_new(g, NULL, &own, &e) == OK)
             there_and_back(own, data, size < 4096 ? size : 4096, 3, false);
         tok_free(own);
         gguf_close(g);
+        return 0;
+    }
+    if (size >= 2 && data[0] & 16u) {
+        static struct tok *bpe[32];
+        size_t n_kinds = 0;
+        while (n_kinds < 32 && pretok_names(n_kinds))
+            n_kinds++;
+        must(n_kinds > 0, "there are pre-tokenizers");
+        size_t kind = data[1] % n_kinds;
+        if (!bpe[kind])
+            bpe[kind] = built_in_bpe(kind);
+        unsigned flags = data[0] & ~(unsigned)TOK_ADD_SPECIAL;
+        there_and_back(bpe[kind], data + 2, size - 2, flags, text_valid(data + 2, size - 2));
         return 0;
     }
     if (!t)

@@ -64,3 +64,24 @@ bool test_sanitized(void)
     return false;
 #endif
 }
+
+static void print_ids(const char *what, const int32_t *id, size_t n)
+{
+    fprintf(stderr, "  %s:", what);
+    for (size_t i = 0; i < n; i++)
+        fprintf(stderr, " %d", id[i]);
+    fprintf(stderr, "\n");
+}
+
+bool test_same_ids(const char *text, size_t len, const int32_t *got, size_t n_got, const int32_t *want, size_t n_want)
+{
+    bool same = n_got == n_want;
+    for (size_t i = 0; same && i < n_want; i++)
+        same = got[i] == want[i];
+    if (same)
+        return true;
+    fprintf(stderr, "text \"%.*s\"\n", (int)(len < 400 ? len : 400), text);
+    print_ids("want", want, n_want);
+    print_ids("got", got, n_got);
+    return false;
+}

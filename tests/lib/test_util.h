@@ -8,6 +8,8 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #define TEST_SKIP 77
 
@@ -20,6 +22,9 @@ bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a 
 
 /* Removes a folder of this process's own with all that is in it. */
 void test_remove_tree(const char *path);
+
+/* Are token ids what they should be? Prints both, and the text they are of, when not. */
+bool test_same_ids(const char *text, size_t len, const int32_t *got, size_t n_got, const int32_t *want, size_t n_want);
 
 /* Built with ASan or TSan? Then sizes shrink and memory bounds are not compared. */
 bool test_sanitized(void);

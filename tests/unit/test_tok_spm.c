@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Encoding: against reference ids of real and tiny vocabularies, and on hand-made vocabularies where each rule shows
- * alone; wrong vocabularies are refused; long texts take no more than their share of time.
+ * Encoding by SentencePiece: hand-made vocabularies where each rule shows alone; wrong vocabularies are refused; long
+ * texts take no more than their share of time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,8 +12,6 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/io.h"
-#include "lib/golden_json.h"
 #include "lib/test_util.h"
 #include "lib/vocab_gguf.h"
 #include "tok/tok.h"
@@ -24,14 +22,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- references --- */
+/* --- what all of these tests do --- */
 
 static struct tok *open_tok(const char *path)
 {
     struct gguf *g = NULL;
     struct tok *t = NULL;
     struct err e = {0};
-    if (gguf_open(path, &g, &e) != OK || tok_new(g, &t, &e) != OK)
+    if (gguf_open(path, &g, &e) != OK || tok_new(g, NULL, &t, &e) != OK)
         fail_msg("%s: %s", path, e.msg);
     gguf_close(g); /* the tokenizer must not need it */
     return t;
@@ -43,163 +41,9 @@ static void check_ids(const struct tok *t, const char *text, size_t len, unsigne
     struct err e = {0};
     if (tok_encode(t, text, len, flags, &ids, &e) != OK)
         fail_msg("%s", e.msg);
-    bool same = ids.n == n;
-    for (size_t i = 0; same && i < n; i++)
-        same = ids.id[i] == want[i];
-    if (!same) {
-        fprintf(stderr, "text \"%.*s\", flags %u\n  want:", (int)len, text, flags);
-        for (size_t i = 0; i < n; i++)
-            fprintf(stderr, " %d", want[i]);
-        fprintf(stderr, "\n  got: ");
-        for (size_t i = 0; i < ids.n; i++)
-            fprintf(stderr, " %d", ids.id[i]);
-        fprintf(stderr, "\n");
+    if (!test_same_ids(text, len, ids.id, ids.n, want, n))
         fail();
-    }
     tok_ids_free(&ids);
-}
-
-static void check_golden(const char *gguf_path, const char *json_path)
-{
-    struct golden_json g;
-    struct err e;
-    if (golden_json_open(json_path, &g, &e) != OK)
-        fail_msg("%s", e.msg);
-    struct tok *t = open_tok(gguf_path);
-    assert_int_equal(tok_n_vocab(t), g.n_vocab);
-    assert_int_equal(tok_bos(t), g.bos);
-    assert_int_equal(tok_eos(t), g.eos);
-    assert_int_equal(tok_add_bos(t), g.add_bos);
-    size_t n_eog = 0;
-    for (int32_t id = -1; id <= (int32_t)g.n_vocab; id++)
-        n_eog += tok_is_eog(t, id);
-    assert_int_equal(n_eog, g.eog.n);
-    for (size_t i = 0; i < g.eog.n; i++)
-        assert_true(tok_is_eog(t, g.eog.id[i]));
-    assert_true(g.n_cases > 0);
-    for (size_t i = 0; i < g.n_tokenize + g.n_cases; i++) {
-        const struct golden_text *x = i < g.n_tokenize ? &g.tokenize[i] : &g.cases[i - g.n_tokenize];
-        unsigned flags = (x->add_special ? TOK_ADD_SPECIAL : 0u) | (x->parse_special ? TOK_PARSE_SPECIAL : 0u);
-        check_ids(t, x->text.data, x->text.len, flags, x->ids.id, x->ids.n);
-        if (i >= g.n_tokenize)
-            continue;
-        struct buf pieces = {0};
-        for (size_t k = 0; k < x->ids.n; k++)
-            assert_int_equal(tok_piece(t, x->ids.id[k], true, &pieces, &e), OK);
-        assert_int_equal(pieces.len, x->pieces.len);
-        assert_true(pieces.len == 0 || memcmp(pieces.data, x->pieces.data, pieces.len) == 0);
-        buf_free(&pieces);
-    }
-    tok_free(t);
-    golden_json_close(&g);
-}
-
-static void check_shared(const char *folder, const char *stem)
-{
-    char name[256], gguf_path[PATH_MAX], json_path[PATH_MAX];
-    snprintf(name, sizeof name, "%s/%s.gguf", folder, stem);
-    if (!test_have_shared(name))
-        skip();
-    test_shared(name, gguf_path);
-    const char *of = strstr(stem, "-00001-of-");
-    snprintf(name, sizeof name, "%s/golden/%.*s.json", folder, of ? (int)(of - stem) : (int)strlen(stem), stem);
-    check_golden(gguf_path, test_shared(name, json_path));
-}
-
-static void committed_models(void **state)
-{
-    (void)state;
-    static const char *const stems[] = {"llama-spm-f32", "llama-tied-f32", "llama-k256-q4_k_m"};
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
-        char name[128], gguf_path[PATH_MAX], json_path[PATH_MAX];
-        snprintf(name, sizeof name, "%s.gguf", stems[i]);
-        test_data(name, gguf_path);
-        snprintf(name, sizeof name, "golden/%s.json", stems[i]);
-        test_data(name, json_path);
-        if (access(gguf_path, R_OK) != 0 || access(json_path, R_OK) != 0)
-            continue;
-        check_golden(gguf_path, json_path);
-        n++;
-    }
-    if (n == 0)
-        skip();
-}
-
-#define SHARED_TEST(function, folder, stem)                                                                            \
-    static void function(void **state)                                                                                 \
-    {                                                                                                                  \
-        (void)state;                                                                                                   \
-        check_shared(folder, stem);                                                                                    \
-    }
-SHARED_TEST(fixture_llama_spm_f32, "fixtures", "llama-spm-f32")
-SHARED_TEST(fixture_llama_spm_q8_0, "fixtures", "llama-spm-q8_0")
-SHARED_TEST(fixture_llama_spm_q4_0, "fixtures", "llama-spm-q4_0")
-SHARED_TEST(fixture_llama_spm_split, "fixtures", "llama-spm-q4_0-00001-of-00003")
-SHARED_TEST(fixture_llama_tied, "fixtures", "llama-tied-f32")
-SHARED_TEST(fixture_llama_k256, "fixtures", "llama-k256-q4_k_m")
-SHARED_TEST(fixture_gemma3, "fixtures", "gemma3-f32")
-SHARED_TEST(fixture_phi3, "fixtures", "phi3-f32")
-SHARED_TEST(stories_f32, "models", "stories260K-F32")
-SHARED_TEST(stories_q8_0, "models", "stories260K-Q8_0")
-
-/* Texts between separators, and a line of ids for each. */
-static void check_vectors(const struct tok *t, const char *vectors)
-{
-    static const char separator[] = "\n__ggml_vocab_test__\n";
-    char name[256], path[PATH_MAX];
-    struct buf texts = {0}, lines = {0};
-    struct err e;
-    snprintf(name, sizeof name, "vocab/%s.gguf.inp", vectors);
-    assert_int_equal(io_read_file(test_shared(name, path), 1u << 20, &texts, &e), OK);
-    snprintf(name, sizeof name, "vocab/%s.gguf.out", vectors);
-    assert_int_equal(io_read_file(test_shared(name, path), 1u << 20, &lines, &e), OK);
-    const char *text = buf_str(&texts), *line = buf_str(&lines);
-    size_t n_texts = 0;
-    for (const char *end; (end = strstr(text, separator)); text = end + strlen(separator)) {
-        int32_t want[1024];
-        size_t n = 0;
-        for (char *next; *line && *line != '\n'; line = next) {
-            long id = strtol(line, &next, 10);
-            if (next == line)
-                break;
-            want[n++] = (int32_t)id;
-        }
-        line = strchr(line, '\n') ? strchr(line, '\n') + 1 : line + strlen(line);
-        check_ids(t, text, (size_t)(end - text), 0, want, n);
-        n_texts++;
-    }
-    assert_true(n_texts >= 40);
-    buf_free(&texts);
-    buf_free(&lines);
-}
-
-static void check_vocab(const char *model, const char *vectors)
-{
-    char path[PATH_MAX];
-    if (!test_have_shared(model))
-        skip();
-    struct tok *t = open_tok(test_shared(model, path));
-    check_vectors(t, vectors);
-    tok_free(t);
-}
-
-static void vocab_llama_spm(void **state)
-{
-    (void)state;
-    check_vocab("vocab/ggml-vocab-llama-spm.gguf", "ggml-vocab-llama-spm");
-}
-
-static void vocab_phi_3(void **state)
-{
-    (void)state;
-    check_vocab("vocab/ggml-vocab-phi-3.gguf", "ggml-vocab-phi-3");
-}
-
-static void vocab_of_a_strangers_llama_2(void **state)
-{
-    (void)state;
-    check_vocab("odd-gguf/ollama-llama-2-tiny-random.gguf", "ggml-vocab-llama-spm");
 }
 
 /* Models named phi-3 swallow white space after special tokens, but not after <s>. */
@@ -267,7 +111,7 @@ static enum err_code make_from(const struct recipe *r, struct tok **out, struct 
     enum err_code rc = gguf_open_mem(file.data, file.len, &g, e);
     if (rc != OK)
         fail_msg("%s", e->msg);
-    rc = tok_new(g, out, e);
+    rc = tok_new(g, NULL, out, e);
     gguf_close(g);
     buf_free(&file);
     free(text);
@@ -540,6 +384,30 @@ static void harmony_goes_on_after_end(void **state)
     tok_free(t);
 }
 
+/* Files that call such tokens ordinary or user-defined are wrong: plain text must not become them. */
+static void what_ends_a_generation_is_a_control_token(void **state)
+{
+    (void)state;
+    const struct piece p[] = {{"<unk>", 0, 2}, {"<s>", 0, 3},        {"</s>", 0, 3},       {"<|im_end|>", 0, 4},
+                              {"x", 0, 1},     {"<|eom_id|>", 0, 1}, {"<|fim_pad|>", 0, 4}};
+    struct tok *t = make(RECIPE(p, .no_space_prefix = true));
+    CHECK(t, "x<|im_end|><|eom_id|><|fim_pad|>", TOK_PARSE_SPECIAL, 4, 3, 5, 6);
+    struct tok_ids ids = {0};
+    struct buf out = {0};
+    struct err e;
+    assert_int_equal(tok_encode(t, "x<|im_end|>", 11, 0, &ids, &e), OK);
+    for (size_t i = 0; i < ids.n; i++)
+        assert_int_not_equal(ids.id[i], 3);
+    for (int32_t id = 3; id < 7; id++) {
+        assert_int_equal(tok_is_eog(t, id), id != 4);
+        assert_int_equal(tok_piece(t, id, false, &out, &e), OK);
+    }
+    assert_int_equal(out.len, 1);
+    buf_free(&out);
+    tok_ids_free(&ids);
+    tok_free(t);
+}
+
 /* --- refusals --- */
 
 static void check_refused(const struct recipe *r, enum err_code code, const char *needle)
@@ -557,8 +425,9 @@ static const struct piece three[] = {{"<unk>", 0, 2}, {"<s>", 0, 3}, {"</s>", 0,
 static void other_tokenizers_are_named(void **state)
 {
     (void)state;
-    check_refused(RECIPE(three, .model = "gpt2"), ERR_UNSUPPORTED, "\"gpt2\"");
-    check_refused(RECIPE(three, .model = "gpt2"), ERR_UNSUPPORTED, "\"llama\"");
+    check_refused(RECIPE(three, .model = "rwkv"), ERR_UNSUPPORTED, "\"rwkv\"");
+    check_refused(RECIPE(three, .model = "rwkv"), ERR_UNSUPPORTED, "\"llama\"");
+    check_refused(RECIPE(three, .model = "rwkv"), ERR_UNSUPPORTED, "\"gpt2\"");
     check_refused(RECIPE(three, .model = "x\ny\x1b[0m"), ERR_UNSUPPORTED, "\"x?y?[0m\"");
 }
 
@@ -610,13 +479,13 @@ static void no_vocabulary_is_not_found(void **state)
     vocab_gguf_str(&v, "general.architecture", "llama");
     vocab_gguf_end(&v, &file);
     assert_int_equal(gguf_open_mem(file.data, file.len, &g, &e), OK);
-    assert_int_equal(tok_new(g, &t, &e), ERR_NOT_FOUND);
+    assert_int_equal(tok_new(g, NULL, &t, &e), ERR_NOT_FOUND);
     gguf_close(g);
     buf_clear(&file);
     vocab_gguf_str(&v, "tokenizer.ggml.model", "llama");
     vocab_gguf_end(&v, &file);
     assert_int_equal(gguf_open_mem(file.data, file.len, &g, &e), OK);
-    assert_int_equal(tok_new(g, &t, &e), ERR_NOT_FOUND);
+    assert_int_equal(tok_new(g, NULL, &t, &e), ERR_NOT_FOUND);
     gguf_close(g);
     buf_free(&file);
 }
@@ -648,7 +517,7 @@ static void arrays_of_the_wrong_length_are_refused(void **state)
             vocab_gguf_u32(&v, "tokenizer.ggml.add_bos_token", 1);
         vocab_gguf_end(&v, &file);
         assert_int_equal(gguf_open_mem(file.data, file.len, &g, &e), OK);
-        assert_int_equal(tok_new(g, &t, &e), ERR_FORMAT);
+        assert_int_equal(tok_new(g, NULL, &t, &e), ERR_FORMAT);
         assert_null(t);
         gguf_close(g);
         buf_free(&file);
@@ -717,20 +586,6 @@ static void long_texts_are_not_quadratic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(committed_models),
-        cmocka_unit_test(fixture_llama_spm_f32),
-        cmocka_unit_test(fixture_llama_spm_q8_0),
-        cmocka_unit_test(fixture_llama_spm_q4_0),
-        cmocka_unit_test(fixture_llama_spm_split),
-        cmocka_unit_test(fixture_llama_tied),
-        cmocka_unit_test(fixture_llama_k256),
-        cmocka_unit_test(fixture_gemma3),
-        cmocka_unit_test(fixture_phi3),
-        cmocka_unit_test(stories_f32),
-        cmocka_unit_test(stories_q8_0),
-        cmocka_unit_test(vocab_llama_spm),
-        cmocka_unit_test(vocab_phi_3),
-        cmocka_unit_test(vocab_of_a_strangers_llama_2),
         cmocka_unit_test(phi_3_strips_after_special_tokens),
         cmocka_unit_test(the_best_score_merges_first),
         cmocka_unit_test(equal_scores_merge_leftmost_first),
@@ -747,6 +602,7 @@ int main(void)
         cmocka_unit_test(encoding_appends),
         cmocka_unit_test(eog_by_key_and_by_text),
         cmocka_unit_test(harmony_goes_on_after_end),
+        cmocka_unit_test(what_ends_a_generation_is_a_control_token),
         cmocka_unit_test(other_tokenizers_are_named),
         cmocka_unit_test(ids_outside_the_vocabulary_are_refused),
         cmocka_unit_test(bad_scores_types_and_bytes_are_refused),

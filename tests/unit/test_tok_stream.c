@@ -72,7 +72,7 @@ static struct tok *make(bool space_prefix)
     vocab_gguf_i32s(&v, "tokenizer.ggml.token_type", type, N_IDS);
     vocab_gguf_bool(&v, "tokenizer.ggml.add_space_prefix", space_prefix);
     vocab_gguf_end(&v, &file);
-    if (gguf_open_mem(file.data, file.len, &g, &e) != OK || tok_new(g, &t, &e) != OK)
+    if (gguf_open_mem(file.data, file.len, &g, &e) != OK || tok_new(g, NULL, &t, &e) != OK)
         fail_msg("%s", e.msg);
     gguf_close(g);
     buf_free(&file);
@@ -123,7 +123,7 @@ static void check_greedy(const char *gguf_path, const char *json_path)
     struct tok *t = NULL;
     struct err e = {0};
     if (golden_json_open(json_path, &g, &e) != OK || gguf_open(gguf_path, &file, &e) != OK ||
-        tok_new(file, &t, &e) != OK)
+        tok_new(file, NULL, &t, &e) != OK)
         fail_msg("%s", e.msg);
     gguf_close(file);
     assert_true(g.n_cases > 0);
@@ -414,9 +414,8 @@ static void check_round_trips(const struct tok *t, bool space_prefix, unsigned n
         size_t prefix = space_prefix && len > 0;
         assert_int_equal(pieces.len, len + prefix);
         if (len) {
-            assert_non_null(pieces.data);
-            assert_true(!prefix || pieces.data[0] == ' ');
-            assert_memory_equal(pieces.data + prefix, text, len);
+            assert_true(!prefix || buf_str(&pieces)[0] == ' ');
+            assert_memory_equal(buf_str(&pieces) + prefix, text, len);
         }
         buf_free(&pieces);
         tok_ids_free(&ids);
@@ -447,7 +446,7 @@ static void round_trips_of_others_vocabularies(void **state)
         struct err e = {0};
         if (!test_have_shared(names[i]))
             skip();
-        if (gguf_open(test_shared(names[i], path), &g, &e) != OK || tok_new(g, &t, &e) != OK)
+        if (gguf_open(test_shared(names[i], path), &g, &e) != OK || tok_new(g, NULL, &t, &e) != OK)
             fail_msg("%s", e.msg);
         gguf_close(g);
         check_round_trips(t, strstr(names[i], "gemma3") == NULL, 1000);
