@@ -224,7 +224,7 @@ static void test_a_part_is_killed(void **state)
     (void)state;
     for (int rank = 1; rank <= 2; rank++) {
         struct proc p;
-        char key[32], name[32];
+        char key[32], name[48];
         snprintf(key, sizeof key, "rank-%d.key", rank);
         snprintf(name, sizeof name, "rank %d ended (signal 9)", rank);
         start_long(&p);
