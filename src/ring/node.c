@@ -98,9 +98,9 @@ static void on_frame(void *ctx, struct edges *x, uint64_t generation, const stru
         else
             n->first = l;
         n->last = l;
-        pthread_cond_signal(&n->wake);
     }
     pthread_mutex_unlock(&n->mutex);
+    pthread_cond_signal(&n->wake); /* unlocked: who wakes up can go on at once */
     if (failed)
         edges_drop(x, EDGES_PREDECESSOR, ERR_NOMEM, "out of memory for a frame");
 }
