@@ -9,6 +9,7 @@
 
 static const struct arch *const families[] = {
     &arch_llama,
+    &arch_qwen3,
 };
 
 enum err_code arch_find(const char *name, const struct arch **out, struct err *e)

@@ -16,6 +16,7 @@ struct arch_block {
     struct ggml_tensor *attn_norm;                /* [E] */
     struct ggml_tensor *attn_q, *attn_k, *attn_v; /* [E, H*D], [E, Hk*D], [E, Hk*Dv] */
     struct ggml_tensor *attn_q_b, *attn_k_b, *attn_v_b;
+    struct ggml_tensor *attn_q_norm, *attn_k_norm;    /* [D] */
     struct ggml_tensor *attn_out, *attn_out_b;        /* [H*Dv, E], [E] */
     struct ggml_tensor *ffn_norm;                     /* [E] */
     struct ggml_tensor *ffn_gate, *ffn_up, *ffn_down; /* [E, F], [E, F], [F, E] */
@@ -42,6 +43,6 @@ enum err_code arch_find(const char *name, const struct arch **out, struct err *e
 struct ggml_tensor *arch_need(struct weights *w, uint32_t il, const char *part, bool optional, int64_t ne0,
                               int64_t ne1);
 
-extern const struct arch arch_llama;
+extern const struct arch arch_llama, arch_qwen3;
 
 #endif

@@ -41,6 +41,7 @@ static const struct model models[] = {
     {NULL, "llama-spm-q8_0", true, {"short", "long"}, {"short", "long", "code"}, "short"},
     {NULL, "llama-spm-q4_0", true, {"short", "long"}, {"short", "long", "code"}, "short"},
     {NULL, "llama-k256-q4_k_m", true, {"short", "long"}, {"short", "long", "code"}, "short"},
+    {"fixtures", "qwen3-f32", false, {"short", "long"}, {"short", "long", "chat"}, "short"},
     {"models", "stories260K-F32", false, {"story0", "story1", "story2"}, {"story0", "story1", "story2"}, "story0"},
     {"models", "stories260K-Q8_0", true, {"story0", "story1", "story2"}, {"story0", "story1", "story2"}, "story0"},
 };
