@@ -2,6 +2,7 @@
 #include "base/log.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -81,16 +82,27 @@ void log_line(enum log_level level, const char *module, const char *fmt, ...)
         return; /* nowhere to say it */
 }
 
-bool log_limit_pass(struct log_limit *l, uint32_t burst, uint32_t *dropped)
+static uint64_t hash_text(const char *text)
 {
-    uint64_t second = clock_now_ns() / CLOCK_NS_PER_S;
+    uint64_t h = 0;
+    for (; *text; text++)
+        h = hash_mix64(h + (unsigned char)*text + 1);
+    return h;
+}
+
+bool log_limit_pass(struct log_limit *l, uint32_t burst, const char *text, uint32_t *dropped)
+{
+    uint64_t second = clock_now_ns() / CLOCK_NS_PER_S, hash = hash_text(text);
     pthread_mutex_lock(&limit_mutex);
     if (second != l->second) {
         l->second = second;
         l->n = 0;
     }
-    bool pass = l->n < burst;
+    bool again = hash == l->text_hash && second < l->text_second + LOG_REPEAT_S;
+    bool pass = l->n < burst && !again;
     if (pass) {
+        l->text_hash = hash;
+        l->text_second = second;
         l->n++;
         *dropped = l->dropped;
         l->dropped = 0;

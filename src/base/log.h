@@ -31,12 +31,14 @@ void log_line(enum log_level level, const char *module, const char *fmt, ...) KV
             log_line(LOG_DEBUG, module, __VA_ARGS__);                                                                  \
     } while (0)
 
-/* For lines a stranger can cause (a port scan): at most `burst` a second pass, the rest are counted and summed up in
+/* For lines a stranger can cause (a port scan, a neighbour that is refused at every try): at most `burst` a second
+ * pass, and the text that passed last does not pass again within LOG_REPEAT_S; the rest are counted and summed up in
  * the next line that passes. One per place in the code, zero-initialised, static. */
+#define LOG_REPEAT_S 60u
 struct log_limit {
-    uint64_t second;
+    uint64_t second, text_second, text_hash;
     uint32_t n, dropped;
 };
-bool log_limit_pass(struct log_limit *l, uint32_t burst, uint32_t *dropped);
+bool log_limit_pass(struct log_limit *l, uint32_t burst, const char *text, uint32_t *dropped);
 
 #endif

@@ -101,7 +101,7 @@ static void log_refused(const char *from, const struct err *why)
 {
     static struct log_limit limit;
     uint32_t dropped;
-    if (!log_limit_pass(&limit, LOG_BURST, &dropped))
+    if (!log_limit_pass(&limit, LOG_BURST, why->msg, &dropped))
         return;
     if (dropped > 0)
         log_warn("link", "no link with %s code=%s: %s (and %u more like this)", from, err_name(why->code), why->msg,

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define RETRY_MAX_MS 2000u
-#define DIAL_MS      5000u
+#define DIAL_MS      2500u /* a stop may have to wait for a dial: less than local.c waits for a node */
 
 /* What a link's callbacks get as their context. */
 struct tie {

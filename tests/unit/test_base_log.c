@@ -187,16 +187,29 @@ static void the_limit_lets_a_burst_pass_and_counts_the_rest(void **state)
     at_a_new_second();
     uint64_t second = clock_now_ns() / CLOCK_NS_PER_S;
     for (int i = 0; i < 1000; i++)
-        passed += log_limit_pass(&l, 5, &dropped);
+        passed += log_limit_pass(&l, 5, i % 2 ? "one" : "two", &dropped);
     if (clock_now_ns() / CLOCK_NS_PER_S != second)
         skip(); /* a machine this slow */
     assert_int_equal(passed, 5);
     assert_int_equal(dropped, 0);
     at_a_new_second();
-    assert_true(log_limit_pass(&l, 5, &dropped));
+    assert_true(log_limit_pass(&l, 5, "one", &dropped));
     assert_int_equal(dropped, 995);
-    assert_true(log_limit_pass(&l, 5, &dropped));
+    assert_true(log_limit_pass(&l, 5, "two", &dropped));
     assert_int_equal(dropped, 0);
+}
+
+static void what_was_said_is_not_said_again(void **state)
+{
+    (void)state;
+    struct log_limit l = {0};
+    uint32_t dropped;
+    assert_true(log_limit_pass(&l, 100, "refused", &dropped));
+    for (int i = 0; i < 3; i++)
+        assert_false(log_limit_pass(&l, 100, "refused", &dropped));
+    assert_true(log_limit_pass(&l, 100, "another reason", &dropped));
+    assert_int_equal(dropped, 3);
+    assert_true(log_limit_pass(&l, 100, "refused", &dropped));
 }
 
 static void places_are_limited_apart(void **state)
@@ -204,9 +217,9 @@ static void places_are_limited_apart(void **state)
     (void)state;
     struct log_limit a = {0}, b = {0};
     uint32_t dropped;
-    assert_true(log_limit_pass(&a, 1, &dropped));
-    assert_true(log_limit_pass(&b, 1, &dropped));
-    assert_false(log_limit_pass(&a, 0, &dropped));
+    assert_true(log_limit_pass(&a, 1, "", &dropped));
+    assert_true(log_limit_pass(&b, 1, "", &dropped));
+    assert_false(log_limit_pass(&a, 0, "other", &dropped));
 }
 
 /* --- the clock
@@ -248,6 +261,7 @@ int main(void)
         cmocka_unit_test(long_lines_are_cut_and_end),
         cmocka_unit_test(the_tag_is_before_every_line),
         cmocka_unit_test(the_limit_lets_a_burst_pass_and_counts_the_rest),
+        cmocka_unit_test(what_was_said_is_not_said_again),
         cmocka_unit_test(places_are_limited_apart),
         cmocka_unit_test(the_clock_goes_forward),
         cmocka_unit_test(what_is_left_is_rounded_up_and_never_negative),
