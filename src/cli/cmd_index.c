@@ -97,12 +97,9 @@ int cmd_index(int argc, char **argv, const struct command *cmd)
         {"json", 0, OPT_FLAG, NULL, "print the index as JSON", &c.json, 0, 0},
         {0},
     };
-    uint32_t n;
-    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(cmd, "which model?");
     struct err e;
     return run(&c, &e) == OK ? EXIT_OK : opt_fail(&e);
 }

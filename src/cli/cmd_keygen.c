@@ -12,12 +12,9 @@ int cmd_keygen(int argc, char **argv, const struct command *c)
         {0},
     };
     const char *path;
-    uint32_t n;
-    int rc = opt_parse(c, opts, argc, argv, &path, 1, &n);
+    int rc = opt_parse_one(c, opts, argc, argv, &path, "which file?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(c, "which file?");
     struct key_secret k;
     struct key_public p;
     struct err e;

@@ -183,12 +183,9 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
         RANK_OPTION_ROWS(c.rank),
         {0},
     };
-    uint32_t n;
-    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(cmd, "which model?");
     if (!c.who.manifest || !c.who.key)
         return opt_usage(cmd, "%s is needed", c.who.manifest ? "--key" : "--manifest");
     struct err e;

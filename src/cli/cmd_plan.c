@@ -127,12 +127,9 @@ int cmd_plan(int argc, char **argv, const struct command *cmd)
         {"json", 0, OPT_FLAG, NULL, "print the plan as JSON", &c.json, 0, 0},
         {0},
     };
-    uint32_t n;
-    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(cmd, "which model?");
     if (!c.layout.n_stages && !c.layout.layers && !c.nodes.n)
         return opt_usage(cmd, "into how many stages? --stages N, or --layers");
     if (c.out && (!c.key || !c.nodes.n))

@@ -324,12 +324,9 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         {"report", 'r', OPT_FLAG, NULL, "at the end, say what each rank did", &c.report, 0, 0},
         {0},
     };
-    uint32_t n;
-    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(cmd, "which model?");
     if (!c.prompt == !c.prompt_file)
         return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
     if (!c.who.manifest != !c.who.key || (!c.who.manifest && (c.who.signer || c.listen)))

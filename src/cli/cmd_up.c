@@ -152,12 +152,9 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
         {"port", 0, OPT_U32, "N", "port of the HTTP API (default: 8080)", &c.port, 1, 65535},
         {0},
     };
-    uint32_t n;
-    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n);
+    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
-    if (n != 1)
-        return opt_usage(cmd, "which model?");
     c.layout.kv = c.rank.kv;
     struct err e;
     enum err_code code = run(&c, &e);

@@ -132,3 +132,11 @@ int opt_parse(const struct command *c, const struct opt *opts, int argc, char **
     }
     return -1;
 }
+
+int opt_parse_one(const struct command *c, const struct opt *opts, int argc, char **argv, const char **pos,
+                  const char *missing)
+{
+    uint32_t n;
+    int rc = opt_parse(c, opts, argc, argv, pos, 1, &n);
+    return rc < 0 && n != 1 ? opt_usage(c, "%s", missing) : rc;
+}

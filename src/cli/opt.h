@@ -50,6 +50,10 @@ enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 int opt_parse(const struct command *c, const struct opt *opts, int argc, char **argv, const char **pos,
               uint32_t max_pos, uint32_t *n_pos);
 
+/* The same for a command with exactly one positional argument; `missing` is what to ask when it is not there. */
+int opt_parse_one(const struct command *c, const struct opt *opts, int argc, char **argv, const char **pos,
+                  const char *missing);
+
 /* "kvasir CMD: what is wrong" and where help is; returns EXIT_USAGE. */
 int opt_usage(const struct command *c, const char *fmt, ...) KV_PRINTF(2, 3);
 
