@@ -220,7 +220,7 @@ static bool write_all(int fd, const uint8_t *p, size_t len)
 static void pong_main(int listen_fd, size_t len)
 {
     uint8_t *p = malloc(len);
-    int fd, one = 1;
+    int fd = -1, one = 1;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     make_blocking(listen_fd);
     if (!p || (fd = accept(listen_fd, NULL, NULL)) < 0 ||
