@@ -205,8 +205,9 @@ static enum err_code step_check(const struct stage *s, const struct batch *b, st
     uint32_t sum = 0;
     if (b->n_tok == 0 || b->n_tok > s->p.n_batch)
         return err_set(e, ERR_LIMIT, "a step of %u tokens; 1 to %u are possible", b->n_tok, s->p.n_batch);
-    if (b->n_entries == 0 || b->n_entries > s->p.n_slots)
-        return err_set(e, ERR_LIMIT, "a step of %u sequences; 1 to %u are possible", b->n_entries, s->p.n_slots);
+    uint32_t most = s->p.n_slots < BATCH_MAX_ENTRIES ? s->p.n_slots : BATCH_MAX_ENTRIES;
+    if (b->n_entries == 0 || b->n_entries > most)
+        return err_set(e, ERR_LIMIT, "a step of %u sequences; 1 to %u are possible", b->n_entries, most);
     if (b->n_embd != s->h.n_embd)
         return err_set(e, ERR_MISMATCH, "rows of %u values, this model has %u", b->n_embd, s->h.n_embd);
     for (uint32_t i = 0; i < b->n_entries; i++) {
@@ -405,8 +406,8 @@ static enum err_code params_check(struct stage *s, struct err *e)
                        s->h.n_block);
     if (p->n_ctx < 1 || p->n_ctx > 1u << 24)
         return err_set(e, ERR_RANGE, "a context of %u positions; 1 to %u are possible", p->n_ctx, 1u << 24);
-    if (p->n_slots < 1 || p->n_slots > BATCH_MAX_ENTRIES)
-        return err_set(e, ERR_RANGE, "%u slots; 1 to %u are possible", p->n_slots, BATCH_MAX_ENTRIES);
+    if (p->n_slots < 1 || p->n_slots > BATCH_MAX_SLOTS)
+        return err_set(e, ERR_RANGE, "%u slots; 1 to %u are possible", p->n_slots, BATCH_MAX_SLOTS);
     if (p->n_batch > BATCH_MAX_TOK)
         return err_set(e, ERR_RANGE, "steps of %u tokens; 1 to %u are possible", p->n_batch, BATCH_MAX_TOK);
     if (p->n_batch < p->n_slots)
@@ -477,7 +478,8 @@ static enum err_code make_slots(struct stage *s, struct err *e)
 /* Reserves compute memory for the largest step: n_batch tokens at the end of a full context. */
 static enum err_code make_graphs(struct stage *s, struct err *e)
 {
-    s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(s->p.n_slots);
+    uint32_t n_entries = s->p.n_slots < BATCH_MAX_ENTRIES ? s->p.n_slots : BATCH_MAX_ENTRIES;
+    s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(n_entries);
     s->max_out = s->p.all_logits ? s->p.n_batch : s->p.n_slots;
     size_t size = s->max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(s->max_nodes, false);
     s->ctx = ggml_init((struct ggml_init_params){.mem_size = size, .no_alloc = true});
