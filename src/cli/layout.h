@@ -24,7 +24,7 @@ struct layout_options {
         &(o).n_stages, 1, MANIFEST_MAX_RANKS},                                                                         \
         {"layers", 'l', OPT_STRING, "A:B,B:C", "the windows themselves, for example 0:2,2:5", &(o).layers, 0, 0},      \
         {"ctx", 'c', OPT_U32, "N", "positions per sequence (default: at most 4096)", &(o).n_ctx, 1, 1u << 24},         \
-        {"slots", 's', OPT_U32, "N", "sequences at once (default: 1)", &(o).n_slots, 1, 1024},                          \
+        {"slots", 's', OPT_U32, "N", "sequences at once (default: 1)", &(o).n_slots, 1, 1024},                         \
         {"batch", 'b', OPT_U32, "N", "most tokens of one step (default: 512)", &(o).n_batch, 1, 4096}
 
 /* Fills m (manifest_fini it): model, windows, sizes; zero keys, ids and empty addresses.
