@@ -131,7 +131,7 @@ static void add_merge(const struct tok *t, struct bpe *b, const char *left, cons
                      .right = vocab_find(t, (const uint8_t *)right, n_right),
                      .rank = rank,
                      .whole = vocab_find(t, whole->data, whole->len)};
-    if (p.left < 0 || p.right < 0 || p.whole < 0)
+    if (p.left < 0 || p.right < 0 || p.whole < 0 || t->guarded[p.whole])
         return;
     struct pair *slot = slot_of(b, t->hash_seed, p.left, p.right);
     if (slot->left < 0) /* of equal ones the first counts */
@@ -317,7 +317,8 @@ static int32_t find_whole(const struct tok *t, struct bpe_scratch *s, const uint
     size_t n = 0;
     for (uint32_t i = 0; i < len; i++)
         n += write_letter(piece[i], p + n);
-    return vocab_find(t, p, n);
+    int32_t id = vocab_find(t, p, n);
+    return id >= 0 && t->guarded[id] ? -1 : id;
 }
 
 static bool reserve_nodes(struct bpe_scratch *s, size_t n)

@@ -13,23 +13,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_wanted(const struct vocab_special *s, unsigned flags)
+/* What is known of each byte of the text: how far the span it is in is trusted, and whether a token covers it. */
+enum { TRUST_CONTENT = 0, TRUST_PLAIN = 1, TRUST_TEMPLATE = 2, TRUST_MASK = 3, TAKEN = 4 };
+
+struct splitter {
+    const struct tok *t;
+    const uint8_t *text;
+    uint32_t len;
+    uint8_t *mark; /* [len] */
+    struct queue queue;
+    struct vocab_cut *cut;
+    size_t n_cuts, cap_cuts;
+};
+
+/* May this token stand at pos? Each byte under it has to be trusted enough, so that no message completes a token that
+ * a template begins. */
+static bool is_wanted(const struct splitter *s, uint32_t pos, const struct vocab_special *x)
 {
-    if (flags & TOK_PARSE_SPECIAL)
-        return true;
-    return flags & TOK_CONTENT ? s->in_content : s->in_plain_text;
+    uint8_t need = x->in_content ? TRUST_CONTENT : x->in_plain_text ? TRUST_PLAIN : TRUST_TEMPLATE;
+    for (uint32_t i = 0; need > TRUST_CONTENT && i < x->len; i++)
+        if ((s->mark[pos + i] & TRUST_MASK) < need)
+            return false;
+    return true;
 }
 
-/* The longest special token at p, at most max bytes long. */
-static const struct vocab_special *longest_at(const struct tok *t, const uint8_t *p, size_t max, unsigned flags)
+/* The longest special token at pos, at most max bytes long. */
+static const struct vocab_special *longest_at(const struct splitter *sp, uint32_t pos, size_t max)
 {
+    const struct tok *t = sp->t;
+    const uint8_t *p = sp->text + pos;
     const struct vocab_special *best = NULL;
     size_t first = t->special_first[p[0]], end = t->special_first[p[0] + 1];
     for (size_t depth = 1; first < end && depth <= max; depth++) {
         /* All of [first, end) begin with p[0 .. depth); those that end here come first. */
         for (; first < end && t->special[first].len == depth; first++) {
             const struct vocab_special *s = &t->special[first];
-            if (is_wanted(s, flags) && (!best || best->len < depth))
+            if ((!best || best->len < depth) && is_wanted(sp, pos, s))
                 best = s;
         }
         if (depth == max)
@@ -61,20 +80,9 @@ static int by_pos(const void *pa, const void *pb)
     return a->pos < b->pos ? -1 : a->pos > b->pos;
 }
 
-struct splitter {
-    const struct tok *t;
-    const uint8_t *text;
-    uint32_t len;
-    unsigned flags;
-    uint8_t *taken; /* [len] */
-    struct queue queue;
-    struct vocab_cut *cut;
-    size_t n_cuts, cap_cuts;
-};
-
 static bool enqueue(struct splitter *s, uint32_t pos, size_t max)
 {
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, max, s->flags);
+    const struct vocab_special *x = longest_at(s, pos, max);
     return !x || queue_push(&s->queue, (struct queue_item){(double)x->len, pos, x->len});
 }
 
@@ -88,9 +96,10 @@ static bool take(struct splitter *s, uint32_t pos, uint32_t len)
         s->cut = p;
         s->cap_cuts = cap;
     }
-    const struct vocab_special *x = longest_at(s->t, s->text + pos, len, s->flags);
+    const struct vocab_special *x = longest_at(s, pos, len);
     s->cut[s->n_cuts++] = (struct vocab_cut){pos, len, x};
-    memset(s->taken + pos, 1, len);
+    for (uint32_t i = 0; i < len; i++)
+        s->mark[pos + i] |= TAKEN;
     return true;
 }
 
@@ -101,28 +110,41 @@ static bool split(struct splitter *s)
             return false;
     struct queue_item x;
     while (queue_pop(&s->queue, &x)) {
-        if (s->taken[x.pos])
+        if (s->mark[x.pos] & TAKEN)
             continue;
-        bool ok = s->taken[x.pos + x.len - 1] ? enqueue(s, x.pos, x.len - 1) : take(s, x.pos, x.len);
+        bool ok = s->mark[x.pos + x.len - 1] & TAKEN ? enqueue(s, x.pos, x.len - 1) : take(s, x.pos, x.len);
         if (!ok)
             return false;
     }
     return true;
 }
 
-enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, unsigned flags,
+static void mark_trust(uint8_t *mark, const struct tok_span *span, size_t n_spans)
+{
+    for (size_t i = 0; i < n_spans; mark += span[i].len, i++)
+        if (span[i].flags & TOK_PARSE_SPECIAL)
+            memset(mark, TRUST_TEMPLATE, span[i].len);
+        else if (!(span[i].flags & TOK_CONTENT))
+            memset(mark, TRUST_PLAIN, span[i].len);
+}
+
+enum err_code special_split(const struct tok *t, const uint8_t *text, const struct tok_span *span, size_t n_spans,
                             struct vocab_cut **out, size_t *n, struct err *e)
 {
-    struct splitter s = {.t = t, .text = text, .len = len, .flags = flags};
-    if (len > 0 && t->n_special > 0) {
-        s.taken = calloc(len, 1);
-        if (!s.taken || !split(&s)) {
-            free(s.taken);
+    struct splitter s = {.t = t, .text = text};
+    for (size_t i = 0; i < n_spans; i++)
+        s.len += (uint32_t)span[i].len;
+    if (s.len > 0 && t->n_special > 0) {
+        s.mark = calloc(s.len, 1);
+        if (s.mark)
+            mark_trust(s.mark, span, n_spans);
+        if (!s.mark || !split(&s)) {
+            free(s.mark);
             free(s.cut);
             queue_free(&s.queue);
-            return err_set(e, ERR_NOMEM, "no memory to look for special tokens in %u bytes", len);
+            return err_set(e, ERR_NOMEM, "no memory to look for special tokens in %u bytes", s.len);
         }
-        free(s.taken);
+        free(s.mark);
         queue_free(&s.queue);
         if (s.n_cuts > 1)
             qsort(s.cut, s.n_cuts, sizeof *s.cut, by_pos);

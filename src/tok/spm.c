@@ -76,13 +76,20 @@ static bool cut(struct spm_scratch *s, uint32_t *n_symbols)
     return true;
 }
 
+/* The token that these bytes may become here. */
+static int32_t find(const struct tok *t, const struct spm_scratch *s, const uint8_t *text, uint32_t len)
+{
+    int32_t id = vocab_find(t, text, len);
+    return id >= 0 && s->content && t->guarded[id] ? -1 : id;
+}
+
 /* Queues the merge of symbol `left` with the next one if it makes a token. */
 static bool consider(const struct tok *t, struct spm_scratch *s, uint32_t left)
 {
     if (left == NONE || s->symbol[left].next == NONE)
         return true;
     const struct spm_symbol *a = &s->symbol[left], *b = &s->symbol[a->next];
-    int32_t id = vocab_find(t, s->text.data + a->pos, a->len + b->len);
+    int32_t id = find(t, s, s->text.data + a->pos, a->len + b->len);
     return id < 0 || queue_push(&s->queue, (struct queue_item){(double)t->score[id], left, a->len + b->len});
 }
 
@@ -133,7 +140,7 @@ enum err_code spm_encode(const struct tok *t, struct spm_scratch *s, const uint8
         return err_set(e, ERR_NOMEM, "no memory to tokenize %zu bytes", len);
     for (uint32_t i = 0; i != NONE; i = s->symbol[i].next) {
         const uint8_t *p = s->text.data + s->symbol[i].pos;
-        int32_t id = vocab_find(t, p, s->symbol[i].len);
+        int32_t id = find(t, s, p, s->symbol[i].len);
         if (!(id >= 0 ? tok_ids_push(out, id) : push_bytes(t, p, s->symbol[i].len, out)))
             return err_set(e, ERR_NOMEM, "no memory for the tokens of %zu bytes", len);
     }

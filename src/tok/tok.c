@@ -105,9 +105,9 @@ static bool is_space(uint8_t c)
 
 /* The fragments between the special tokens, and these. */
 static enum err_code encode_parts(const struct tok *t, const uint8_t *text, uint32_t len, const struct vocab_cut *cut,
-                                  size_t n_cuts, struct tok_ids *out, struct err *e)
+                                  size_t n_cuts, bool content, struct tok_ids *out, struct err *e)
 {
-    struct spm_scratch spm = {0};
+    struct spm_scratch spm = {.content = content};
     struct bpe_scratch bpe = {0};
     enum err_code rc = OK;
     uint32_t pos = 0;
@@ -129,24 +129,66 @@ static enum err_code encode_parts(const struct tok *t, const uint8_t *text, uint
     return rc;
 }
 
-enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, struct tok_ids *out,
-                         struct err *e)
+/* The spans, whose texts stand one after the other in `text`. */
+static enum err_code encode_joined(const struct tok *t, const uint8_t *text, uint32_t len, const struct tok_span *span,
+                                   size_t n_spans, struct tok_ids *out, struct err *e)
 {
     size_t n_before = out->n, n_cuts = 0;
     struct vocab_cut *cut = NULL;
-    bool special = flags & TOK_ADD_SPECIAL;
+    bool content = false;
+    if (len == 0)
+        return OK;
+    for (size_t i = 0; i < n_spans; i++)
+        content = content || (span[i].flags & TOK_CONTENT);
+    enum err_code rc = special_split(t, text, span, n_spans, &cut, &n_cuts, e);
+    if (rc == OK)
+        rc = encode_parts(t, text, len, cut, n_cuts, content, out, e);
+    if (rc != OK)
+        out->n = n_before;
+    free(cut);
+    return rc;
+}
+
+static enum err_code check_len(size_t len, struct err *e)
+{
     if (len > MAX_TEXT_BYTES)
         return err_set(e, ERR_LIMIT, "the text has %zu bytes; at most %u can be tokenized", len, MAX_TEXT_BYTES);
-    enum err_code rc = special_split(t, (const uint8_t *)text, (uint32_t)len, flags, &cut, &n_cuts, e);
+    return OK;
+}
+
+enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, struct tok_ids *out,
+                         struct err *e)
+{
+    size_t n_before = out->n;
+    struct tok_span span = {text, len, flags};
+    bool special = flags & TOK_ADD_SPECIAL;
+    enum err_code rc = check_len(len, e);
     if (rc == OK && special && t->add_bos && t->bos >= 0 && !tok_ids_push(out, t->bos))
         rc = err_set(e, ERR_NOMEM, "no memory for tokens");
-    if (rc == OK && len > 0)
-        rc = encode_parts(t, (const uint8_t *)text, (uint32_t)len, cut, n_cuts, out, e);
+    if (rc == OK)
+        rc = encode_joined(t, (const uint8_t *)text, (uint32_t)len, &span, 1, out, e);
     if (rc == OK && special && t->add_eos && t->eos >= 0 && !tok_ids_push(out, t->eos))
         rc = err_set(e, ERR_NOMEM, "no memory for tokens");
     if (rc != OK)
         out->n = n_before;
-    free(cut);
+    return rc;
+}
+
+enum err_code tok_encode_spans(const struct tok *t, const struct tok_span *span, size_t n_spans, struct tok_ids *out,
+                               struct err *e)
+{
+    struct buf text = {0};
+    enum err_code rc = OK;
+    for (size_t i = 0; rc == OK && i < n_spans; i++) {
+        rc = check_len(span[i].len > MAX_TEXT_BYTES ? span[i].len : text.len + span[i].len, e);
+        if (rc == OK && span[i].len > 0)
+            buf_put(&text, span[i].text, span[i].len);
+    }
+    if (rc == OK && text.failed)
+        rc = err_set(e, ERR_NOMEM, "no memory to join %zu parts of a text", n_spans);
+    if (rc == OK)
+        rc = encode_joined(t, text.data, (uint32_t)text.len, span, n_spans, out, e);
+    buf_free(&text);
     return rc;
 }
 

@@ -38,8 +38,9 @@ enum tok_flag {
     TOK_PARSE_SPECIAL =
         1u << 1, /* control tokens written out in the text become those tokens; without it they stay text */
     TOK_CONTENT =
-        1u << 2, /* the text is somebody's message inside a template: Harmony's control tokens, which count as
-                    user-defined so that they show in the output, stay text as well. Not with TOK_PARSE_SPECIAL. */
+        1u
+        << 2, /* the text is somebody's message inside a template: no token comes out of it that a template or an
+                 end is made of, even where the file calls it user-defined or ordinary. Not with TOK_PARSE_SPECIAL. */
 };
 
 /* Appends the ids of text (any bytes, not necessarily UTF-8, NUL included). User-defined tokens are recognised in any
@@ -47,6 +48,18 @@ enum tok_flag {
  * 512 MiB; ERR_NOMEM. */
 enum err_code tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, struct tok_ids *out,
                          struct err *e) KV_MUST_USE;
+
+/* A text in parts, each with flags of its own: TOK_PARSE_SPECIAL, TOK_CONTENT or neither. */
+struct tok_span {
+    const char *text; /* may be NULL when len is 0 */
+    size_t len;
+    unsigned flags;
+};
+
+/* As tok_encode of all parts joined, which may become one token across a border; but each special token is recognised
+ * only where all of its bytes are in parts whose flags allow it. No BOS, no EOS. */
+enum err_code tok_encode_spans(const struct tok *t, const struct tok_span *span, size_t n_spans, struct tok_ids *out,
+                               struct err *e) KV_MUST_USE;
 
 /* Appends the bytes of one token. with_special: control tokens as their text, else as nothing.
  * ERR_RANGE for an id outside the vocabulary, ERR_NOMEM. No leading-space rule: see struct tok_stream. */

@@ -406,6 +406,41 @@ static int by_text(const void *pa, const void *pb)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
+/* Texts that chat formats are made of, by shape or by name. Some files call such tokens user-defined, like the tokens
+ * for runs of spaces; but they must not come out of a message. */
+static bool is_markup(const struct tok *t, int32_t id)
+{
+    static const char *const named[] = {"<start_of_turn>",
+                                        "<end_of_turn>",
+                                        "<start_of_image>",
+                                        "[INST]",
+                                        "[/INST]",
+                                        "[SYSTEM_PROMPT]",
+                                        "[/SYSTEM_PROMPT]",
+                                        "[TOOL_CALLS]",
+                                        "[TOOL_RESULTS]",
+                                        "[/TOOL_RESULTS]",
+                                        "[AVAILABLE_TOOLS]",
+                                        "[/AVAILABLE_TOOLS]",
+                                        "[gMASK]",
+                                        "<sop>",
+                                        "<eop>",
+                                        "<s>",
+                                        "<bos>",
+                                        NULL};
+    static const struct {
+        const char *open, *close;
+    } shape[] = {{"<|", "|>"}, {"<｜", "｜>"}};
+    uint32_t len;
+    const char *text = vocab_text(t, id, &len);
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+        size_t n = strlen(shape[i].open);
+        if (len > 2 * n && memcmp(text, shape[i].open, n) == 0 && memcmp(text + len - n, shape[i].close, n) == 0)
+            return true;
+    }
+    return text_in(t, id, named);
+}
+
 /* file_type: [n], before load_eog. */
 static enum err_code build_special(struct tok *t, const uint8_t *file_type, const char *model_name, struct err *e)
 {
@@ -414,7 +449,8 @@ static enum err_code build_special(struct tok *t, const uint8_t *file_type, cons
     for (uint32_t i = 0; i < t->n; i++)
         n += is_special(t->type[i]);
     t->special = calloc(n + 1, sizeof *t->special);
-    if (!t->special)
+    t->guarded = calloc(t->n, sizeof *t->guarded);
+    if (!t->special || !t->guarded)
         return err_set(e, ERR_NOMEM, "no memory for %zu special tokens", n);
     for (int32_t id = 0; id < (int32_t)t->n; id++) {
         uint32_t len;
@@ -424,13 +460,16 @@ static enum err_code build_special(struct tok *t, const uint8_t *file_type, cons
         if (len > MAX_SPECIAL_BYTES)
             return err_set(e, ERR_LIMIT, "special token %d has %u bytes; at most %u are supported", id, len,
                            MAX_SPECIAL_BYTES);
+        bool in_content = t->type[id] == VOCAB_USER_DEFINED && file_type[id] == VOCAB_USER_DEFINED && !t->eog[id] &&
+                          !is_markup(t, id);
+        t->guarded[id] = !in_content;
         t->special_first[(uint8_t)text[0] + 1]++;
         t->special[t->n_special++] = (struct vocab_special){
             .text = (const uint8_t *)text,
             .len = len,
             .id = id,
             .in_plain_text = t->type[id] == VOCAB_USER_DEFINED,
-            .in_content = t->type[id] == VOCAB_USER_DEFINED && file_type[id] == VOCAB_USER_DEFINED,
+            .in_content = in_content,
             .strips_right =
                 strips && !text_is(t, id, "<unk>") && !text_is(t, id, "<s>") && !text_is(t, id, "<|endoftext|>"),
         };
@@ -480,6 +519,7 @@ void vocab_fini(struct tok *t)
     free(t->score);
     free(t->type);
     free(t->eog);
+    free(t->guarded);
     free(t->slot);
     free(t->special);
 }

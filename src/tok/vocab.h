@@ -34,7 +34,7 @@ struct vocab_special {
     uint32_t len;
     int32_t id;
     bool in_plain_text; /* user-defined: also without TOK_PARSE_SPECIAL */
-    bool in_content;    /* and with TOK_CONTENT: the file itself calls it user-defined */
+    bool in_content;    /* and with TOK_CONTENT: the file itself calls it user-defined, and no template is made of it */
     bool strips_right;  /* white space after it disappears */
 };
 
@@ -46,6 +46,7 @@ struct tok {
     float *score;     /* [n] */
     uint8_t *type;    /* [n] enum vocab_type */
     bool *eog;        /* [n] */
+    bool *guarded;    /* [n] special, and never to come out of a message's text (TOK_CONTENT) */
 
     uint64_t hash_seed;      /* random, so that nobody can prepare a vocabulary that collides */
     struct vocab_slot *slot; /* [slot_mask + 1], open addressing */
@@ -85,13 +86,15 @@ struct vocab_cut {
 };
 
 /* Finds special tokens, longest first, leftmost first among equally long ones, never overlapping; which ones, the flags
- * of tok_encode say. *out: cuts sorted by pos, to be freed by the caller; NULL when there are none. ERR_NOMEM. */
-enum err_code special_split(const struct tok *t, const uint8_t *text, uint32_t len, unsigned flags,
+ * of the spans say, whose texts stand in `text` one after the other, less than 2^32 bytes. *out: cuts sorted by pos, to
+ * be freed by the caller; NULL when there are none. ERR_NOMEM. */
+enum err_code special_split(const struct tok *t, const uint8_t *text, const struct tok_span *span, size_t n_spans,
                             struct vocab_cut **out, size_t *n, struct err *e) KV_MUST_USE;
 
 /* Scratch memory of one tok_encode call, kept from fragment to fragment. {0} is empty. */
 struct spm_symbol;
 struct spm_scratch {
+    bool content; /* set by the caller: guarded tokens do not come out */
     struct buf text;
     struct spm_symbol *symbol;
     size_t cap_symbols;
