@@ -6,10 +6,12 @@
 #include "base/parse.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/default_model.h"
 #include "engine/backend.h"
 #include "net/tcp.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -68,6 +70,16 @@ static void look_at_files(struct findings *f)
         say(f, true, "cache", dir);
 }
 
+/* Not bad when none was installed: it is only what `run` and `up` take when no model is named. */
+static void look_at_model(struct findings *f)
+{
+    struct err e;
+    char path[PATH_MAX];
+    const char *chosen = getenv(DEFAULT_MODEL_ENV);
+    bool found = default_model_find(path, &e) == OK;
+    say(f, found || !chosen || !chosen[0], "model", found ? path : e.msg);
+}
+
 static void look_at_network(struct findings *f)
 {
     struct err e;
@@ -99,6 +111,7 @@ int cmd_doctor(int argc, char **argv, const struct command *cmd)
     say(&f, true, "ggml", backend_ggml_version());
     look_at_devices(&f);
     look_at_files(&f);
+    look_at_model(&f);
     look_at_network(&f);
     if (f.as_json) {
         buf_puts(&f.json, "]");

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/io.h"
 #include "cli/commands.h"
+#include "cli/default_model.h"
 #include "cli/gen.h"
 #include "cli/layout.h"
 #include "cli/local.h"
@@ -34,6 +35,7 @@ struct run_command {
     uint32_t n_predict, top_k, penalty_last_n;
     bool report;
     /* while it runs */
+    char default_model[PATH_MAX];
     struct gguf *g;
     struct tok *tok;
     struct tok_ids ids;
@@ -277,6 +279,10 @@ static enum err_code run(struct run_command *c, struct err *e)
     enum err_code rc = sampler_check(&c->sampling, e);
     if (rc == OK)
         rc = signals_open(&c->signal_fd, e);
+    if (rc == OK && !c->model) {
+        rc = default_model_find(c->default_model, e);
+        c->model = c->default_model;
+    }
     if (rc == OK)
         rc = gguf_open(c->model, &c->g, e);
     if (rc == OK)
@@ -324,7 +330,8 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         {"report", 'r', OPT_FLAG, NULL, "at the end, say what each rank did", &c.report, 0, 0},
         {0},
     };
-    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
+    uint32_t n_pos;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n_pos);
     if (rc >= 0)
         return rc;
     if (!c.prompt == !c.prompt_file)

@@ -4,6 +4,7 @@
  */
 #include "base/clock.h"
 #include "cli/commands.h"
+#include "cli/default_model.h"
 #include "cli/layout.h"
 #include "cli/local.h"
 #include "cli/report.h"
@@ -25,6 +26,7 @@ struct up_command {
     struct rank_options rank;
     uint32_t port;
     /* while it runs */
+    char default_model[PATH_MAX];
     struct local_ring ring;
     int signal_fd, signal;
 };
@@ -48,7 +50,13 @@ static enum err_code start(struct up_command *c, struct err *e)
     struct gguf *g;
     struct manifest m;
     uint8_t id[DIGEST_BYTES];
-    enum err_code rc = gguf_open(c->model, &g, e);
+    enum err_code rc = OK;
+    if (!c->model) {
+        rc = default_model_find(c->default_model, e);
+        c->model = c->default_model;
+    }
+    if (rc == OK)
+        rc = gguf_open(c->model, &g, e);
     if (rc != OK)
         return rc;
     rc = layout_make(g, &c->layout, &m, e);
@@ -152,7 +160,8 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
         {"port", 0, OPT_U32, "N", "port of the HTTP API (default: 8080)", &c.port, 1, 65535},
         {0},
     };
-    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
+    uint32_t n_pos;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n_pos);
     if (rc >= 0)
         return rc;
     c.layout.kv = c.rank.kv;

@@ -2,9 +2,9 @@
 #include "cli/commands.h"
 
 const struct command commands[] = {
-    {"run", "MODEL -p TEXT [OPTIONS]", "Continue a text, in this process or around a local ring of processes.",
+    {"run", "[MODEL] -p TEXT [OPTIONS]", "Continue a text, in this process or around a local ring of processes.",
      cmd_run},
-    {"up", "MODEL [OPTIONS]", "Start a ring of node processes on this machine and keep it up.", cmd_up},
+    {"up", "[MODEL] [OPTIONS]", "Start a ring of node processes on this machine and keep it up.", cmd_up},
     {"node", "MODEL --manifest FILE --key FILE [OPTIONS]", "Serve one stage of a ring.", cmd_node},
     {"plan", "MODEL --even --stages N [OPTIONS]", "Divide a model into windows; write the ring's manifest.", cmd_plan},
     {"index", "MODEL [OPTIONS]", "Show a model's id and the size of each block; write its index.", cmd_index},

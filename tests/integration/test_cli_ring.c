@@ -31,7 +31,8 @@
 #define N_NODES 3
 
 static char dir[PATH_MAX], tmp_dir[PATH_MAX], tmp_env[PATH_MAX + 8], cache_env[PATH_MAX + 16];
-static char model[PATH_MAX], other_model[PATH_MAX]; /* of the same shape */
+static char model_env[PATH_MAX + 16] = "KVASIR_MODEL"; /* removed, unless a test sets it */
+static char model[PATH_MAX], other_model[PATH_MAX];    /* of the same shape */
 
 static const char *in_dir(const char *name, char out[PATH_MAX])
 {
@@ -44,7 +45,7 @@ static const char *in_dir(const char *name, char out[PATH_MAX])
 static void start(struct proc *p, const char *const *words, int keep_fd)
 {
     const char *argv[PROC_MAX_ARGS] = {KV_BINARY};
-    const char *env[] = {tmp_env, cache_env, "XDG_RUNTIME_DIR", "KVASIR_LOG=info", NULL};
+    const char *env[] = {tmp_env, cache_env, model_env, "XDG_RUNTIME_DIR", "KVASIR_LOG=info", NULL};
     size_t n = 1;
     for (; *words; words++) {
         assert_true(n + 1 < PROC_MAX_ARGS);
@@ -105,6 +106,25 @@ static void test_up_with_one_stage(void **state)
     kill(p.pid, SIGTERM);
     finish(&p, 0);
     proc_free(&p);
+}
+
+static void test_up_when_no_model_is_named(void **state)
+{
+    (void)state;
+    struct proc p;
+    snprintf(model_env, sizeof model_env, "KVASIR_MODEL=%s", model);
+    START(&p, "up", "--stages", "2");
+    must_say(&p, PROC_OUT, "ring up: ");
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "rank 1  layers ["), 1);
+    proc_free(&p);
+    strcpy(model_env, "KVASIR_MODEL=/nowhere/x.gguf");
+    START(&p, "up");
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_NOT_FOUND: "), 1);
+    proc_free(&p);
+    strcpy(model_env, "KVASIR_MODEL");
 }
 
 static void test_up_ends_with_a_child(void **state)
@@ -496,6 +516,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_up),
         cmocka_unit_test(test_up_with_one_stage),
+        cmocka_unit_test(test_up_when_no_model_is_named),
         cmocka_unit_test(test_up_ends_with_a_child),
         cmocka_unit_test(test_up_stopped_at_once),
         cmocka_unit_test(test_keygen),

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/io.h"
 #include "lib/golden_json.h"
 #include "lib/maker.h"
 #include "lib/proc.h"
@@ -28,6 +29,7 @@
 
 static char tmp_env[PATH_MAX + 8], cache_env[PATH_MAX + 16]; /* folders of this test's own */
 static char tmp_dir[PATH_MAX], long_model[PATH_MAX];
+static char model_env[PATH_MAX + 16] = "KVASIR_MODEL"; /* removed, unless a test sets it */
 
 static const char *const *environment(void)
 {
@@ -37,15 +39,16 @@ static const char *const *environment(void)
     env[n++] = cache_env;
     env[n++] = "XDG_RUNTIME_DIR";
     env[n++] = "KVASIR_LOG";
+    env[n++] = model_env;
     env[n] = NULL;
     return env;
 }
 
 /* Starts kvasir with the words of a format that are separated by single spaces; a word of '%' alone is `extra`. */
-static void start(struct proc *p, const char *extra, const char *words)
+static void start_program(struct proc *p, const char *program, const char *extra, const char *words)
 {
     static char copy[8192];
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY};
+    const char *argv[PROC_MAX_ARGS] = {program};
     size_t n = 1;
     assert_true(strlen(words) < sizeof copy);
     snprintf(copy, sizeof copy, "%s", words);
@@ -54,6 +57,11 @@ static void start(struct proc *p, const char *extra, const char *words)
         argv[n++] = strcmp(w, "%") == 0 ? extra : w;
     }
     assert_true(proc_start(p, argv, environment(), -1));
+}
+
+static void start(struct proc *p, const char *extra, const char *words)
+{
+    start_program(p, KV_BINARY, extra, words);
 }
 
 static void finish(struct proc *p, int code)
@@ -126,15 +134,46 @@ static void test_text_of_stories(void **state)
         golden_run(model, golden, how[i], 2);
 }
 
-static char *text_of(const char *words)
+static char *text_by(const char *program, const char *words)
 {
     struct proc p;
     char data[PATH_MAX];
-    start(&p, test_data("llama-spm-f32.gguf", data), words);
+    start_program(&p, program, test_data("llama-spm-f32.gguf", data), words);
     finish(&p, 0);
     char *text = strdup(proc_text(&p, PROC_OUT));
     proc_free(&p);
     return text;
+}
+
+static char *text_of(const char *words)
+{
+    return text_by(KV_BINARY, words);
+}
+
+/* The demo model writes the same, greedy and at random, however it is divided; and it is what is meant when no model is
+ * named, in the build tree too. */
+static void test_text_of_the_demo_model(void **state)
+{
+    (void)state;
+    char model[PATH_MAX], words[PATH_MAX + 128];
+    static const char *const sampling[] = {"--temp 0 -n 200", "--temp 0.8 --seed 7 -n 120"};
+    static const char *const how[] = {"--stages 1", "--stages 2", "--stages 4", "--stages 8", "--layers 0:1,1:5,5:8"};
+    if (!test_demo_model(model))
+        skip();
+    for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) {
+        snprintf(words, sizeof words, "run %s -p Once --threads 1 %s", model, sampling[i]);
+        char *want = text_of(words);
+        assert_true(strlen(want) > 50);
+        for (size_t k = 0; k < sizeof how / sizeof *how; k++) {
+            snprintf(words, sizeof words, "run -p Once --threads 1 %s %s", sampling[i], how[k]);
+            char *text = text_of(words);
+            if (strcmp(text, want) != 0)
+                fail_msg("%s:\n'%s'\nis not\n'%s'", words, text, want);
+            free(text);
+        }
+        free(want);
+    }
+    check_clean();
 }
 
 /* Random text depends on the seed only, not on how the model is divided. */
@@ -187,6 +226,76 @@ static void test_prompt_from_a_file(void **state)
     proc_free(&p);
     free(want);
     unlink(path);
+}
+
+/* --- when no model is named ---------------------------------------------------------------------- */
+
+static void copy_file(const char *from, const char *to, unsigned mode)
+{
+    struct buf data = {0};
+    struct err e;
+    if (io_read_file(from, 1u << 28, &data, &e) != OK || io_write_file(to, data.data, data.len, mode, &e) != OK)
+        fail_msg("%s", e.msg);
+    buf_free(&data);
+}
+
+static void test_model_of_the_environment(void **state)
+{
+    (void)state;
+    char data[PATH_MAX];
+    struct proc p;
+    char *want = text_of("run % -p once --temp 0 -n 20");
+    snprintf(model_env, sizeof model_env, "KVASIR_MODEL=%s", test_data("llama-spm-f32.gguf", data));
+    char *one = text_of("run -p once --temp 0 -n 20"), *three = text_of("run -p once --temp 0 -n 20 --stages 3");
+    assert_string_equal(one, want);
+    assert_string_equal(three, want);
+    free(one);
+    free(three);
+    free(want);
+
+    strcpy(model_env, "KVASIR_MODEL=/nowhere/x.gguf"); /* then not another one instead */
+    start(&p, "", "run -p once");
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_NOT_FOUND: "), 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "KVASIR_MODEL names, /nowhere/x.gguf"));
+    proc_free(&p);
+    start(&p, "", "doctor");
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_OUT, "BAD  model"), 1);
+    proc_free(&p);
+    strcpy(model_env, "KVASIR_MODEL");
+    check_clean();
+}
+
+/* A program in another place takes the model that lies beside it as an installation has it, not the source tree's. */
+static void test_model_of_an_installation(void **state)
+{
+    (void)state;
+    char dir[PATH_MAX], folder[PATH_MAX + 64], program[PATH_MAX + 64], model[PATH_MAX + 64], path[PATH_MAX];
+    struct err e;
+    struct proc p;
+    test_scratch("installed", dir);
+    snprintf(folder, sizeof folder, "%s/bin", dir);
+    assert_int_equal(io_mkdirs(folder, 0755, &e), OK);
+    snprintf(program, sizeof program, "%s/bin/kvasir", dir);
+    copy_file(KV_BINARY, program, 0755);
+    if (access(KV_INSTALLED_MODELS "/huginn.gguf", R_OK) != 0) {
+        start_program(&p, program, "", "run -p once");
+        finish(&p, 1);
+        assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_NOT_FOUND: no model is named"), 1);
+        assert_non_null(strstr(proc_text(&p, PROC_ERR), "KVASIR_MODEL"));
+        proc_free(&p);
+    }
+    snprintf(folder, sizeof folder, "%s/share/kvasir/models", dir);
+    assert_int_equal(io_mkdirs(folder, 0755, &e), OK);
+    snprintf(model, sizeof model, "%s/share/kvasir/models/huginn.gguf", dir);
+    copy_file(test_data("llama-spm-f32.gguf", path), model, 0644);
+    char *text = text_by(program, "run -p once --temp 0 -n 20"), *want = text_of("run % -p once --temp 0 -n 20");
+    assert_string_equal(text, want);
+    free(text);
+    free(want);
+    test_remove_tree(dir);
+    check_clean();
 }
 
 /* --- ends ---------------------------------------------------------------------------------------- */
@@ -386,7 +495,6 @@ static void test_wrong_usage(void **state)
         "run % -p x --nosuch",
         "run % -p x -Z",
         "run % -p x --seed -1",
-        "up",
         "up % --port 70000",
         "node %",
         "node % --manifest x",
@@ -526,9 +634,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text_for_every_number_of_stages),
         cmocka_unit_test(test_text_of_stories),
+        cmocka_unit_test(test_text_of_the_demo_model),
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_report),
         cmocka_unit_test(test_prompt_from_a_file),
+        cmocka_unit_test(test_model_of_the_environment),
+        cmocka_unit_test(test_model_of_an_installation),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_a_part_is_killed),
         cmocka_unit_test(test_a_part_is_stopped),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Paths for tests. Committed data is in tests/data; other people's data is in ../shared, which a user does not have:
- * tests that use it skip (exit status 77) with a line that says so.
+ * Paths for tests. Committed data is in tests/data and models; other people's data is in ../shared, which a user does
+ * not have: tests that use it skip (exit status 77) with a line that says so.
  */
 #ifndef KVASIR_TESTS_TEST_UTIL_H
 #define KVASIR_TESTS_TEST_UTIL_H
@@ -19,6 +19,9 @@ const char *test_shared(const char *name, char out[PATH_MAX]);  /* ../shared/NAM
 const char *test_scratch(const char *name, char out[PATH_MAX]); /* a file name of this process's own under build/ */
 
 bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a line when not. */
+
+/* The demo model of this source tree, models/huginn.gguf; NULL, and a line that says so, when it is not there. */
+const char *test_demo_model(char out[PATH_MAX]);
 
 /* Removes a folder of this process's own with all that is in it. */
 void test_remove_tree(const char *path);
