@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * The model maker: a list of tensors is built from the shape, the header is written through gguf.h, then worker threads
- * take chunks of rows, generate, quantise and write them at their offset. Each row has its own random stream (seed,
- * tensor, row), so the order of the work does not matter.
+ * The writer of the model maker: checks the shape, writes the header through gguf.h, then worker threads take chunks of
+ * rows, generate, quantise and write them at their offset. Each row has its own random stream (seed, tensor, row), so
+ * the order of the work does not matter. Rows of large tensors are put together from a pool of quantised pieces, one
+ * pool for each type and scale, filled from a stream of its own.
  */
-#include "lib/maker.h"
-
 #include "base/hash.h"
 #include "base/thread.h"
-
-#include <ggml.h>
-#include <gguf.h>
+#include "lib/maker_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,218 +21,69 @@
 #include <unistd.h>
 
 #define MAKER_MAX_BLOCKS  1024u
-#define MAKER_MAX_VOCAB   1000000u
 #define MAKER_MAX_WIDTH   65536u
 #define MAKER_MAX_THREADS 16u
 #define MAKER_CHUNK_ELEMS (256 * 1024) /* what a worker generates at a time */
+#define MAKER_POOL_ELEMS  (128 * 1024) /* of a pool */
+#define MAKER_POOL_FROM   (512 * 1024) /* tensors of at least so many elements come from a pool */
 
-/* --- the vocabulary -----------------------------------------------------------------------------
- * 0 <unk>, 1 <s>, 2 </s>, 256 byte tokens, "▁" (U+2581), the 94 printable ASCII characters, then words of one, two and
- * three syllables, each length first without and then with "▁" before it. A word is a shorter word and one syllable,
- * both of which come earlier, so an SPM tokenizer can merge its way to each of them. */
-
-#define PIECE_FIRST_BYTE 3u
-#define PIECE_FIRST_TEXT (PIECE_FIRST_BYTE + 256u)
-#define PIECE_FIRST_WORD (PIECE_FIRST_TEXT + 1u + 94u)
-#define PIECE_SPACE      "\xe2\x96\x81"
-#define N_SYLLABLES      100u /* 20 consonants x 5 vowels */
-
-/* Word i of the `of` = 100^n words of n syllables. The multiplier is coprime with 100, so this is a permutation. */
-static void word(uint32_t i, uint32_t n, uint32_t of, const char *before, char out[MAKER_PIECE_BYTES])
-{
-    static const char consonants[] = "bcdfghjklmnpqrstvwxz", vowels[] = "aeiou";
-    uint32_t rest = (uint32_t)((uint64_t)i * 7919u % of);
-    size_t len = strlen(before);
-
-    memcpy(out, before, len);
-    for (uint32_t k = 0; k < n; k++) {
-        of /= N_SYLLABLES;
-        uint32_t s = rest / of;
-        rest %= of;
-        out[len++] = consonants[s / 5];
-        out[len++] = vowels[s % 5];
-    }
-    out[len] = '\0';
-}
-
-void maker_piece(uint32_t i, char out[MAKER_PIECE_BYTES])
-{
-    static const char *const control[] = {"<unk>", "<s>", "</s>"};
-
-    if (i < PIECE_FIRST_BYTE) {
-        snprintf(out, MAKER_PIECE_BYTES, "%s", control[i]);
-    } else if (i < PIECE_FIRST_TEXT) {
-        snprintf(out, MAKER_PIECE_BYTES, "<0x%02X>", i - PIECE_FIRST_BYTE);
-    } else if (i == PIECE_FIRST_TEXT) {
-        snprintf(out, MAKER_PIECE_BYTES, "%s", PIECE_SPACE);
-    } else if (i < PIECE_FIRST_WORD) {
-        snprintf(out, MAKER_PIECE_BYTES, "%c", (int)('!' + (i - PIECE_FIRST_TEXT - 1)));
-    } else {
-        uint32_t n = 1, of = N_SYLLABLES;
-        i -= PIECE_FIRST_WORD;
-        while (i >= 2 * of) {
-            i -= 2 * of;
-            of *= N_SYLLABLES;
-            n++;
-        }
-        word(i % of, n, of, i < of ? "" : PIECE_SPACE, out);
-    }
-}
-
-/* Token types as GGUF numbers them: 1 normal, 2 unknown, 3 control, 6 byte. */
-static int32_t piece_type(uint32_t i)
-{
-    if (i >= PIECE_FIRST_TEXT)
-        return 1;
-    if (i >= PIECE_FIRST_BYTE)
-        return 6;
-    return i == 0 ? 2 : 3;
-}
-
-static enum err_code put_vocab(struct gguf_context *meta, uint32_t n, struct err *e)
-{
-    char(*text)[MAKER_PIECE_BYTES] = calloc(n, sizeof *text);
-    const char **piece = calloc(n, sizeof *piece);
-    float *score = calloc(n, sizeof *score);
-    int32_t *type = calloc(n, sizeof *type);
-    enum err_code rc = OK;
-
-    if (text && piece && score && type) {
-        for (uint32_t i = 0; i < n; i++) {
-            maker_piece(i, text[i]);
-            piece[i] = text[i];
-            type[i] = piece_type(i);
-            /* Longer words are better merges than shorter ones, but a longer one needs its parts first. */
-            score[i] = i < PIECE_FIRST_TEXT ? 0.0f : -(float)(i - PIECE_FIRST_TEXT);
-        }
-        gguf_set_arr_str(meta, "tokenizer.ggml.tokens", piece, n);
-        gguf_set_arr_data(meta, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, score, n);
-        gguf_set_arr_data(meta, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, type, n);
-    } else {
-        rc = err_set(e, ERR_NOMEM, "maker: no memory for a vocabulary of %u", n);
-    }
-    free(type);
-    free(score);
-    free(piece);
-    free(text);
-    return rc;
-}
-
-/* --- what is in the model ----------------------------------------------------------------------- */
-
-enum fill { FILL_NORMAL, FILL_NORM_WEIGHT, FILL_ROPE_FREQS };
-
-struct maker_tensor {
-    char name[GGML_MAX_NAME];
+/* Quantised pieces of a row. */
+struct pool {
+    struct pool *next;
     enum ggml_type type;
-    int64_t ne[2]; /* ne[1] 0: one-dimensional */
-    enum fill fill;
-    float scale;          /* standard deviation */
-    bool dim_head_tokens; /* rows of control and byte tokens are scaled down */
-    uint64_t stream;      /* where its random numbers come from */
-    uint64_t offset;      /* in the file */
+    float mean, scale;
+    size_t piece_bytes;
+    size_t n_pieces;
+    uint8_t *data; /* [n_pieces x piece_bytes] */
 };
 
 struct maker {
     const struct maker_params *p;
-    struct maker_tensor *tensor;
-    size_t n_tensors, cap;
+    struct maker_list list;
     int fd;
-    atomic_size_t next; /* chunk to do next, over all tensors */
-    pthread_mutex_t lock;
+    atomic_size_t next;   /* chunk to do next, over all tensors */
+    pthread_mutex_t lock; /* of what follows */
+    struct pool *pools;
     enum err_code rc; /* of the first worker that failed */
     struct err err;
 };
 
-static void add(struct maker *m, struct maker_tensor t, const char *fmt, ...) KV_PRINTF(3, 4);
-
-static void add(struct maker *m, struct maker_tensor t, const char *fmt, ...)
-{
-    const struct maker_params *p = m->p;
-    va_list va;
-    va_start(va, fmt);
-    vsnprintf(t.name, sizeof t.name, fmt, va);
-    va_end(va);
-    if (p->broken_drop && strcmp(p->broken_drop, t.name) == 0)
-        return;
-    if (p->broken_reshape && strcmp(p->broken_reshape, t.name) == 0) {
-        t.ne[0] = p->broken_ne[0];
-        t.ne[1] = p->broken_ne[1];
-    }
-    if (p->broken_retype && strcmp(p->broken_retype, t.name) == 0)
-        t.type = (enum ggml_type)p->broken_type;
-    for (const char *c = t.name; *c; c++) /* by name, so that a dropped tensor leaves the others as they are */
-        t.stream = hash_mix64(t.stream + 0x9e3779b97f4a7c15ull + (uint8_t)*c);
-    m->tensor[m->n_tensors++] = t;
-}
-
-static struct maker_tensor matrix(const struct maker_params *p, uint32_t in, uint32_t out, float gain)
-{
-    struct maker_tensor t = {.type = (enum ggml_type)p->type, .ne = {in, out}, .scale = gain / sqrtf((float)in)};
-    return t;
-}
-
-static struct maker_tensor norm(uint32_t n)
-{
-    struct maker_tensor t = {.type = GGML_TYPE_F32, .ne = {n, 0}, .fill = FILL_NORM_WEIGHT, .scale = 0.1f};
-    return t;
-}
-
-/* Gains: inputs are normed to 1. q and k a little larger than 1 make attention look somewhere in particular; output and
- * down are such that a block adds about as much as came in; logits get a standard deviation of 4. */
-static void list_tensors(struct maker *m)
-{
-    const struct maker_params *p = m->p;
-    uint32_t n_q = p->n_head * p->head_dim, n_kv = p->n_head_kv * p->head_dim;
-    struct maker_tensor embd = matrix(p, p->n_embd, p->n_vocab, p->tied ? 4.0f : sqrtf((float)p->n_embd));
-    struct maker_tensor head = matrix(p, p->n_embd, p->n_vocab, 4.0f);
-    struct maker_tensor freqs = {.type = GGML_TYPE_F32, .ne = {p->head_dim / 2, 0}, .fill = FILL_ROPE_FREQS};
-
-    embd.dim_head_tokens = p->tied;
-    head.dim_head_tokens = true;
-    add(m, embd, "token_embd.weight");
-    add(m, norm(p->n_embd), "output_norm.weight");
-    if (!p->tied)
-        add(m, head, "output.weight");
-    if (p->with_rope_freqs)
-        add(m, freqs, "rope_freqs.weight");
-    for (uint32_t i = 0; i < p->n_block; i++) {
-        add(m, norm(p->n_embd), "blk.%u.attn_norm.weight", i);
-        add(m, matrix(p, p->n_embd, n_q, 1.5f), "blk.%u.attn_q.weight", i);
-        add(m, matrix(p, p->n_embd, n_kv, 1.5f), "blk.%u.attn_k.weight", i);
-        add(m, matrix(p, p->n_embd, n_kv, 1.0f), "blk.%u.attn_v.weight", i);
-        add(m, matrix(p, n_q, p->n_embd, 0.8f), "blk.%u.attn_output.weight", i);
-        add(m, norm(p->n_embd), "blk.%u.ffn_norm.weight", i);
-        add(m, matrix(p, p->n_embd, p->n_ff, 1.0f), "blk.%u.ffn_gate.weight", i);
-        add(m, matrix(p, p->n_embd, p->n_ff, 1.0f), "blk.%u.ffn_up.weight", i);
-        add(m, matrix(p, p->n_ff, p->n_embd, 1.2f), "blk.%u.ffn_down.weight", i);
-    }
-}
-
 /* --- is it possible? ---------------------------------------------------------------------------- */
+
+static const enum ggml_type types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16,   GGML_TYPE_Q4_0,
+                                       GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,   GGML_TYPE_Q5_1,   GGML_TYPE_Q8_0,
+                                       GGML_TYPE_Q2_K, GGML_TYPE_Q3_K,   GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,
+                                       GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4};
 
 static bool type_known(int type)
 {
-    static const enum ggml_type known[] = {
-        GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
-        GGML_TYPE_Q8_0, GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (type == (int)known[i])
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (type == (int)types[i])
             return true;
     return false;
 }
 
-#define MAKER_TYPES "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K"
+#define MAKER_TYPES "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K iq4_nl iq4_xs mxfp4"
 
 enum err_code maker_type(const char *name, int *out, struct err *e)
 {
-    for (int t = 0; t < (int)GGML_TYPE_COUNT; t++) {
-        if (type_known(t) && strcasecmp(name, ggml_type_name((enum ggml_type)t)) == 0) {
-            *out = t;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcasecmp(name, ggml_type_name(types[i])) == 0) {
+            *out = (int)types[i];
             return OK;
         }
     }
     return err_set(e, ERR_ARG, "maker: no type '%s': one of " MAKER_TYPES, name);
+}
+
+enum err_code maker_type_and_mix(const char *name, int *type, enum maker_mix *mix, struct err *e)
+{
+    if (strcasecmp(name, "q4_k_m") == 0) {
+        *type = GGML_TYPE_Q4_K;
+        *mix = MAKER_MIX_Q4_K_M;
+        return OK;
+    }
+    return maker_type(name, type, e);
 }
 
 static enum err_code in_range(const char *what, uint32_t v, uint32_t min, uint32_t max, struct err *e)
@@ -248,14 +95,16 @@ static enum err_code in_range(const char *what, uint32_t v, uint32_t min, uint32
 
 static enum err_code check_shape(const struct maker_params *p, struct err *e)
 {
-    enum err_code rc;
+    enum err_code rc = maker_check_family(p, e);
+    if (rc != OK)
+        return rc;
     if ((rc = in_range("n_block", p->n_block, 1, MAKER_MAX_BLOCKS, e)) != OK ||
         (rc = in_range("n_embd", p->n_embd, 1, MAKER_MAX_WIDTH, e)) != OK ||
         (rc = in_range("n_head", p->n_head, 1, 1024, e)) != OK ||
         (rc = in_range("n_head_kv", p->n_head_kv, 1, p->n_head, e)) != OK ||
         (rc = in_range("head_dim", p->head_dim, 2, 1024, e)) != OK ||
-        (rc = in_range("n_ff", p->n_ff, 1, MAKER_MAX_WIDTH, e)) != OK ||
-        (rc = in_range("n_vocab", p->n_vocab, PIECE_FIRST_TEXT + 1, MAKER_MAX_VOCAB, e)) != OK ||
+        (rc = in_range("n_ff", p->n_ff, maker_needs_ff(p) ? 1 : 0, MAKER_MAX_WIDTH, e)) != OK ||
+        (rc = in_range("n_vocab", p->n_vocab, maker_min_vocab(p), MAKER_MAX_VOCAB, e)) != OK ||
         (rc = in_range("n_ctx", p->n_ctx, 1, 1u << 24, e)) != OK ||
         (rc = in_range("n_threads", p->n_threads, 0, MAKER_MAX_THREADS, e)) != OK)
         return rc;
@@ -263,16 +112,18 @@ static enum err_code check_shape(const struct maker_params *p, struct err *e)
         return err_set(e, ERR_ARG, "maker: %u heads are not a multiple of %u kv heads", p->n_head, p->n_head_kv);
     if (p->head_dim % 2 != 0)
         return err_set(e, ERR_ARG, "maker: head_dim %u is odd: RoPE turns pairs", p->head_dim);
+    if (p->only_end && (p->only_first >= p->only_end || p->only_end > p->n_block + p->n_nextn))
+        return err_set(e, ERR_ARG, "maker: the model has no blocks %u to %u", p->only_first, p->only_end);
     return OK;
 }
 
 static enum err_code check_tensors(const struct maker *m, struct err *e)
 {
-    for (size_t i = 0; i < m->n_tensors; i++) {
-        const struct maker_tensor *t = &m->tensor[i];
+    for (size_t i = 0; i < m->list.n; i++) {
+        const struct maker_tensor *t = &m->list.tensor[i];
         if (!type_known((int)t->type))
             return err_set(e, ERR_ARG, "maker: type %d of %s: one of " MAKER_TYPES, (int)t->type, t->name);
-        if (t->ne[0] < 1 || t->ne[0] > MAKER_MAX_VOCAB || t->ne[1] < 0 || t->ne[1] > MAKER_MAX_VOCAB)
+        if (t->ne[0] < 1 || t->ne[0] > MAKER_MAX_VOCAB || t->ne[1] < 0 || t->ne[1] > MAKER_MAX_VOCAB || t->ne[2] < 0)
             return err_set(e, ERR_ARG, "maker: shape of %s is out of range", t->name);
         if (t->ne[0] % ggml_blck_size(t->type) != 0)
             return err_set(e, ERR_ARG, "maker: rows of %s have %lld elements, not a multiple of %lld (%s)", t->name,
@@ -282,17 +133,17 @@ static enum err_code check_tensors(const struct maker *m, struct err *e)
 }
 
 /* A fault that hits nothing would make a sound model: refuse it. */
-static enum err_code check_fault_names(const struct maker *m, size_t n_whole, struct err *e)
+static enum err_code check_fault_names(const struct maker *m, struct err *e)
 {
     const struct maker_params *p = m->p;
     const char *const name[] = {p->broken_reshape, p->broken_retype};
 
-    if (p->broken_drop && m->n_tensors == n_whole)
+    if (p->broken_drop && !m->list.dropped)
         return err_set(e, ERR_ARG, "maker: no tensor '%s' to leave out", p->broken_drop);
     for (size_t k = 0; k < 2; k++) {
         bool found = !name[k];
-        for (size_t i = 0; i < m->n_tensors && !found; i++)
-            found = strcmp(m->tensor[i].name, name[k]) == 0;
+        for (size_t i = 0; i < m->list.n && !found; i++)
+            found = strcmp(m->list.tensor[i].name, name[k]) == 0;
         if (!found)
             return err_set(e, ERR_ARG, "maker: no tensor '%s' to change", name[k]);
     }
@@ -300,25 +151,6 @@ static enum err_code check_fault_names(const struct maker *m, size_t n_whole, st
 }
 
 /* --- the header --------------------------------------------------------------------------------- */
-
-/* general.file_type, for people; -1 where there is no common number. */
-static int file_type(int type)
-{
-    switch (type) {
-    case GGML_TYPE_F32:
-        return 0;
-    case GGML_TYPE_F16:
-        return 1;
-    case GGML_TYPE_Q4_0:
-        return 2;
-    case GGML_TYPE_Q8_0:
-        return 7;
-    case GGML_TYPE_Q4_K:
-        return 15;
-    default:
-        return -1;
-    }
-}
 
 static void put_fault(struct gguf_context *meta, const struct maker_params *p)
 {
@@ -349,52 +181,15 @@ static void put_fault(struct gguf_context *meta, const struct maker_params *p)
     }
 }
 
-static enum err_code put_metadata(struct gguf_context *meta, const struct maker_params *p, struct err *e)
-{
-    enum err_code rc;
-
-    gguf_set_val_str(meta, "general.architecture", "llama");
-    gguf_set_val_str(meta, "general.type", "model");
-    gguf_set_val_str(meta, "general.name", p->name ? p->name : "made");
-    if (file_type(p->type) >= 0)
-        gguf_set_val_u32(meta, "general.file_type", (uint32_t)file_type(p->type));
-    gguf_set_val_u32(meta, "general.quantization_version", 2);
-    gguf_set_val_u32(meta, "llama.context_length", p->n_ctx);
-    gguf_set_val_u32(meta, "llama.embedding_length", p->n_embd);
-    gguf_set_val_u32(meta, "llama.block_count", p->n_block);
-    gguf_set_val_u32(meta, "llama.feed_forward_length", p->n_ff);
-    gguf_set_val_u32(meta, "llama.attention.head_count", p->n_head);
-    gguf_set_val_u32(meta, "llama.attention.head_count_kv", p->n_head_kv);
-    gguf_set_val_u32(meta, "llama.attention.key_length", p->head_dim);
-    gguf_set_val_u32(meta, "llama.attention.value_length", p->head_dim);
-    gguf_set_val_f32(meta, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    gguf_set_val_f32(meta, "llama.rope.freq_base", 10000.0f);
-    gguf_set_val_u32(meta, "llama.rope.dimension_count", p->head_dim);
-    gguf_set_val_u32(meta, "llama.vocab_size", p->n_vocab);
-    gguf_set_val_str(meta, "tokenizer.ggml.model", "llama");
-    gguf_set_val_str(meta, "tokenizer.ggml.pre", "default");
-    rc = put_vocab(meta, p->n_vocab, e);
-    if (rc != OK)
-        return rc;
-    gguf_set_val_u32(meta, "tokenizer.ggml.unknown_token_id", 0);
-    gguf_set_val_u32(meta, "tokenizer.ggml.bos_token_id", 1);
-    gguf_set_val_u32(meta, "tokenizer.ggml.eos_token_id", 2);
-    gguf_set_val_bool(meta, "tokenizer.ggml.add_bos_token", true);
-    gguf_set_val_bool(meta, "tokenizer.ggml.add_eos_token", false);
-    gguf_set_val_bool(meta, "tokenizer.ggml.add_space_prefix", true);
-    put_fault(meta, p);
-    return OK;
-}
-
 static uint64_t tensor_rows(const struct maker_tensor *t)
 {
-    return t->ne[1] ? (uint64_t)t->ne[1] : 1;
+    return (uint64_t)(t->ne[1] ? t->ne[1] : 1) * (uint64_t)(t->ne[2] ? t->ne[2] : 1);
 }
 
 /* Writes the header to path and notes each tensor's offset; *size: how long the file will be. */
 static enum err_code write_header(struct maker *m, const char *path, uint64_t *size, struct err *e)
 {
-    struct ggml_init_params init = {.mem_size = (m->n_tensors + 1) * ggml_tensor_overhead(), .no_alloc = true};
+    struct ggml_init_params init = {.mem_size = (m->list.n + 1) * ggml_tensor_overhead(), .no_alloc = true};
     struct ggml_context *ctx = ggml_init(init);
     struct gguf_context *meta = gguf_init_empty();
     enum err_code rc = OK;
@@ -402,18 +197,20 @@ static enum err_code write_header(struct maker *m, const char *path, uint64_t *s
     if (!ctx || !meta)
         rc = err_set(e, ERR_NOMEM, "maker: no memory for the header");
     else
-        rc = put_metadata(meta, m->p, e);
-    for (size_t i = 0; rc == OK && i < m->n_tensors; i++) {
-        const struct maker_tensor *t = &m->tensor[i];
-        struct ggml_tensor *g = ggml_new_tensor(ctx, t->type, t->ne[1] ? 2 : 1, t->ne);
+        rc = maker_put_keys(meta, m->p, e);
+    if (rc == OK)
+        put_fault(meta, m->p);
+    for (size_t i = 0; rc == OK && i < m->list.n; i++) {
+        const struct maker_tensor *t = &m->list.tensor[i];
+        struct ggml_tensor *g = ggml_new_tensor(ctx, t->type, t->ne[2] ? 3 : t->ne[1] ? 2 : 1, t->ne);
         ggml_set_name(g, t->name);
         gguf_add_tensor(meta, g);
     }
     if (rc == OK) {
         size_t data = gguf_get_meta_size(meta);
         *size = data;
-        for (size_t i = 0; i < m->n_tensors; i++) {
-            struct maker_tensor *t = &m->tensor[i];
+        for (size_t i = 0; i < m->list.n; i++) {
+            struct maker_tensor *t = &m->list.tensor[i];
             t->offset = data + gguf_get_tensor_offset(meta, (int64_t)i);
             *size = t->offset +
                     GGML_PAD(ggml_row_size(t->type, t->ne[0]) * tensor_rows(t), (uint64_t)GGUF_DEFAULT_ALIGNMENT);
@@ -430,35 +227,142 @@ static enum err_code write_header(struct maker *m, const char *path, uint64_t *s
 
 /* About normal, mean 0, deviation 1: the sum of the four 16-bit parts of one random word. A sum of four uniforms on
  * [0, 65535] has mean 131070 and variance (65536^2 - 1) / 3, deviation 37837. Cheap, and never beyond 3.5. */
-static void fill_normal(float *out, int64_t n, float scale, uint64_t stream)
+static void fill_normal(float *out, int64_t n, float mean, float scale, uint64_t stream)
 {
     const float s = scale / 37837.0f;
     for (int64_t i = 0; i < n; i++) {
         uint64_t r = hash_mix64(stream + (uint64_t)i * 0x9e3779b97f4a7c15ull);
         int32_t sum = (int32_t)((r & 0xffff) + ((r >> 16) & 0xffff) + ((r >> 32) & 0xffff) + (r >> 48));
-        out[i] = s * (float)(sum - 131070);
+        out[i] = mean + s * (float)(sum - 131070);
     }
 }
 
-static void fill_row(const struct maker_tensor *t, uint64_t seed, uint64_t row, float *out)
+static float row_scale(const struct maker *m, const struct maker_tensor *t, uint64_t row)
 {
-    uint64_t stream = hash_mix64(hash_mix64(seed ^ t->stream) + row);
+    return t->quiet_tokens && maker_token_is_quiet(m->p, (uint32_t)row) ? t->b / 20 : t->b;
+}
+
+static uint64_t row_stream(const struct maker *m, const struct maker_tensor *t, uint64_t row)
+{
+    return hash_mix64(hash_mix64(m->p->seed ^ t->stream) + row);
+}
+
+static void fill_row(const struct maker *m, const struct maker_tensor *t, uint64_t row, float *out)
+{
+    uint64_t stream = row_stream(m, t, row);
+    int64_t n = t->ne[0];
 
     switch (t->fill) {
-    case FILL_NORMAL:
-        fill_normal(out, t->ne[0], t->dim_head_tokens && row < PIECE_FIRST_TEXT ? t->scale / 20 : t->scale, stream);
+    case MAKER_FILL_NORMAL:
+        fill_normal(out, n, t->a, row_scale(m, t, row), stream);
         break;
-    case FILL_NORM_WEIGHT:
-        fill_normal(out, t->ne[0], t->scale, stream);
-        for (int64_t i = 0; i < t->ne[0]; i++)
-            out[i] += 1.0f;
+    case MAKER_FILL_UNIFORM:
+        for (int64_t i = 0; i < n; i++)
+            out[i] = t->a + (t->b - t->a) * (float)hash_uniform(stream, (uint64_t)i);
         break;
-    case FILL_ROPE_FREQS: /* divisors of the frequencies: 1 for the fast ones, up to 8 for the slow ones */
-        for (int64_t i = 0; i < t->ne[0]; i++)
-            out[i] = 3 * i < t->ne[0] ? 1.0f : 1.0f + 7.0f * (float)(3 * i - t->ne[0]) / (2.0f * (float)t->ne[0]);
+    case MAKER_FILL_ROPE_FREQS:
+        for (int64_t i = 0; i < n; i++)
+            out[i] = 3 * i < n ? 1.0f : 1.0f + (t->a - 1.0f) * (float)(3 * i - n) / (2.0f * (float)n);
         break;
     }
 }
+
+/* --- pools -------------------------------------------------------------------------------------- */
+
+/* Elements of a piece: a block of the type, but not less than 32. */
+static int64_t piece_elems(enum ggml_type type)
+{
+    return ggml_blck_size(type) > 32 ? ggml_blck_size(type) : 32;
+}
+
+static bool from_pool(const struct maker_tensor *t)
+{
+    return t->fill == MAKER_FILL_NORMAL && t->ne[0] % piece_elems(t->type) == 0 &&
+           (uint64_t)t->ne[0] * tensor_rows(t) >= MAKER_POOL_FROM;
+}
+
+static struct pool *pool_make(const struct maker *m, enum ggml_type type, float mean, float scale)
+{
+    int64_t n = piece_elems(type);
+    struct pool *pool = calloc(1, sizeof *pool);
+    size_t n_pieces = (size_t)(MAKER_POOL_ELEMS / n);
+    float *values = malloc(MAKER_POOL_ELEMS * sizeof *values);
+    uint32_t bits;
+
+    memcpy(&bits, &scale, sizeof bits);
+    if (pool && values) {
+        *pool = (struct pool){.type = type, .mean = mean, .scale = scale, .n_pieces = n_pieces};
+        pool->piece_bytes = ggml_row_size(type, n);
+        pool->data = malloc(n_pieces * pool->piece_bytes);
+    }
+    if (!pool || !values || !pool->data) {
+        free(values);
+        free(pool);
+        return NULL;
+    }
+    fill_normal(values, MAKER_POOL_ELEMS, mean, scale, hash_mix64(hash_mix64(m->p->seed + (uint64_t)type) ^ bits));
+    ggml_quantize_chunk(type, values, pool->data, 0, (int64_t)n_pieces, n, NULL);
+    free(values);
+    return pool;
+}
+
+/* The pool of a type, mean and scale; made by whoever asks first. NULL: no memory. */
+static const struct pool *pool_get(struct maker *m, enum ggml_type type, float mean, float scale)
+{
+    struct pool *pool;
+
+    pthread_mutex_lock(&m->lock);
+    for (pool = m->pools; pool; pool = pool->next)
+        if (pool->type == type && memcmp(&pool->mean, &mean, sizeof mean) == 0 &&
+            memcmp(&pool->scale, &scale, sizeof scale) == 0)
+            break;
+    if (!pool && (pool = pool_make(m, type, mean, scale)) != NULL) {
+        pool->next = m->pools;
+        m->pools = pool;
+    }
+    pthread_mutex_unlock(&m->lock);
+    return pool;
+}
+
+static void pools_free(struct maker *m)
+{
+    while (m->pools) {
+        struct pool *next = m->pools->next;
+        free(m->pools->data);
+        free(m->pools);
+        m->pools = next;
+    }
+}
+
+/* One quantised row, each piece drawn from the pool. */
+static void draw_row(const struct pool *pool, uint64_t stream, int64_t n_piece, uint8_t *out)
+{
+    for (int64_t i = 0; i < n_piece; i++) {
+        size_t from = hash_mix64(stream + (uint64_t)i) % pool->n_pieces;
+        memcpy(out, pool->data + from * pool->piece_bytes, pool->piece_bytes);
+        out += pool->piece_bytes;
+    }
+}
+
+/* Rows [first, first + n) of t, quantised. */
+static enum err_code draw_rows(struct maker *m, const struct maker_tensor *t, uint64_t first, uint64_t n, uint8_t *out,
+                               struct err *e)
+{
+    size_t row_bytes = ggml_row_size(t->type, t->ne[0]);
+    const struct pool *loud = pool_get(m, t->type, t->a, t->b);
+    const struct pool *quiet = t->quiet_tokens ? pool_get(m, t->type, t->a, t->b / 20) : loud;
+
+    if (!loud || !quiet)
+        return err_set(e, ERR_NOMEM, "maker: no memory for %s", t->name);
+    for (uint64_t r = first; r < first + n; r++) {
+        bool is_quiet = t->quiet_tokens && maker_token_is_quiet(m->p, (uint32_t)r);
+        draw_row(is_quiet ? quiet : loud, row_stream(m, t, r), t->ne[0] / piece_elems(t->type), out);
+        out += row_bytes;
+    }
+    return OK;
+}
+
+/* --- writing ------------------------------------------------------------------------------------ */
 
 static uint64_t rows_per_chunk(const struct maker_tensor *t)
 {
@@ -481,26 +385,35 @@ static enum err_code write_all(int fd, const void *data, size_t len, uint64_t of
     return OK;
 }
 
+static enum err_code make_rows(struct maker *m, const struct maker_tensor *t, uint64_t first, uint64_t n, uint8_t *out,
+                               struct err *e)
+{
+    float *values = malloc((size_t)n * (size_t)t->ne[0] * sizeof *values);
+
+    if (!values)
+        return err_set(e, ERR_NOMEM, "maker: no memory for %llu rows of %s", (unsigned long long)n, t->name);
+    for (uint64_t r = 0; r < n; r++)
+        fill_row(m, t, first + r, values + r * (uint64_t)t->ne[0]);
+    ggml_quantize_chunk(t->type, values, out, 0, (int64_t)n, t->ne[0], NULL);
+    free(values);
+    return OK;
+}
+
 /* Rows [first, end) of t. */
-static enum err_code write_rows(const struct maker *m, const struct maker_tensor *t, uint64_t first, uint64_t end,
+static enum err_code write_rows(struct maker *m, const struct maker_tensor *t, uint64_t first, uint64_t end,
                                 struct err *e)
 {
     size_t row_bytes = ggml_row_size(t->type, t->ne[0]);
     uint64_t n = end - first;
-    float *values = malloc((size_t)n * (size_t)t->ne[0] * sizeof *values);
-    void *packed = malloc((size_t)n * row_bytes);
+    uint8_t *packed = malloc((size_t)n * row_bytes);
     enum err_code rc;
 
-    if (values && packed) {
-        for (uint64_t r = 0; r < n; r++)
-            fill_row(t, m->p->seed, first + r, values + r * (uint64_t)t->ne[0]);
-        ggml_quantize_chunk(t->type, values, packed, 0, (int64_t)n, t->ne[0], NULL);
+    if (!packed)
+        return err_set(e, ERR_NOMEM, "maker: no memory for %llu rows of %s", (unsigned long long)n, t->name);
+    rc = from_pool(t) ? draw_rows(m, t, first, n, packed, e) : make_rows(m, t, first, n, packed, e);
+    if (rc == OK)
         rc = write_all(m->fd, packed, (size_t)n * row_bytes, t->offset + first * row_bytes, e);
-    } else {
-        rc = err_set(e, ERR_NOMEM, "maker: no memory for %llu rows of %s", (unsigned long long)n, t->name);
-    }
     free(packed);
-    free(values);
     return rc;
 }
 
@@ -513,19 +426,19 @@ static void *worker(void *arg)
     for (;;) {
         size_t chunk = atomic_fetch_add(&m->next, 1);
         struct err e = {0};
-        while (i < m->n_tensors) {
-            uint64_t per = rows_per_chunk(&m->tensor[i]);
-            size_t n = (size_t)((tensor_rows(&m->tensor[i]) + per - 1) / per);
+        while (i < m->list.n) {
+            uint64_t per = rows_per_chunk(&m->list.tensor[i]);
+            size_t n = (size_t)((tensor_rows(&m->list.tensor[i]) + per - 1) / per);
             if (chunk < before + n)
                 break;
             before += n;
             i++;
         }
-        if (i == m->n_tensors)
+        if (i == m->list.n)
             return NULL;
-        uint64_t per = rows_per_chunk(&m->tensor[i]), rows = tensor_rows(&m->tensor[i]);
+        uint64_t per = rows_per_chunk(&m->list.tensor[i]), rows = tensor_rows(&m->list.tensor[i]);
         uint64_t first = (chunk - before) * per;
-        enum err_code rc = write_rows(m, &m->tensor[i], first, first + per < rows ? first + per : rows, &e);
+        enum err_code rc = write_rows(m, &m->list.tensor[i], first, first + per < rows ? first + per : rows, &e);
         pthread_mutex_lock(&m->lock);
         if (rc != OK && m->rc == OK) {
             m->rc = rc;
@@ -550,6 +463,7 @@ static enum err_code write_tensors(struct maker *m, struct err *e)
     while (n > 0)
         pthread_join(thread[--n], NULL);
     pthread_mutex_destroy(&m->lock);
+    pools_free(m);
     if (m->rc != OK && e)
         *e = m->err;
     return m->rc;
@@ -569,7 +483,7 @@ static enum err_code write_file(struct maker *m, const char *path, struct err *e
         return err_set_os(e, ERR_IO, errno, "cannot open %s", path);
     if (ftruncate(m->fd, (off_t)size) != 0)
         rc = err_set_os(e, ERR_IO, errno, "cannot make %s %llu bytes long", path, (unsigned long long)size);
-    if (rc == OK)
+    if (rc == OK && !m->p->holes)
         rc = write_tensors(m, e);
     if (rc == OK && m->p->broken_cut && ftruncate(m->fd, (off_t)(size - m->p->broken_cut)) != 0)
         rc = err_set_os(e, ERR_IO, errno, "cannot shorten %s", path);
@@ -582,21 +496,17 @@ enum err_code maker_write(const char *path, const struct maker_params *p, struct
 {
     struct maker m = {.p = p, .fd = -1};
     char part[PATH_MAX];
-    size_t n_whole;
     enum err_code rc = check_shape(p, e);
 
     if (rc != OK)
         return rc;
     if (snprintf(part, sizeof part, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof part)
         return err_set(e, ERR_ARG, "maker: the path is too long");
-    n_whole = 3 + (size_t)p->n_block * 9 + (p->with_rope_freqs ? 1 : 0) - (p->tied ? 1 : 0);
-    m.tensor = calloc(n_whole, sizeof *m.tensor);
-    if (!m.tensor)
-        return err_set(e, ERR_NOMEM, "maker: no memory for the list of tensors");
-    list_tensors(&m);
-    rc = check_tensors(&m, e);
+    rc = maker_list_tensors(p, &m.list, e);
     if (rc == OK)
-        rc = check_fault_names(&m, n_whole, e);
+        rc = check_tensors(&m, e);
+    if (rc == OK)
+        rc = check_fault_names(&m, e);
     if (rc == OK) {
         rc = write_file(&m, part, e);
         if (rc == OK && rename(part, path) != 0)
@@ -604,57 +514,6 @@ enum err_code maker_write(const char *path, const struct maker_params *p, struct
         if (rc != OK)
             unlink(part);
     }
-    free(m.tensor);
+    free(m.list.tensor);
     return rc;
-}
-
-struct maker_params maker_small(void)
-{
-    return (struct maker_params){.n_block = 6,
-                                 .n_embd = 64,
-                                 .n_head = 4,
-                                 .n_head_kv = 2,
-                                 .head_dim = 16,
-                                 .n_ff = 128,
-                                 .n_vocab = 512,
-                                 .n_ctx = 512,
-                                 .type = GGML_TYPE_F32,
-                                 .seed = 1};
-}
-
-enum err_code maker_preset(const char *name, struct maker_params *out, struct err *e)
-{
-    const struct maker_params wide = {.n_embd = 2048,
-                                      .n_head = 32,
-                                      .n_head_kv = 8,
-                                      .head_dim = 64,
-                                      .n_ff = 5632,
-                                      .n_vocab = 8192,
-                                      .n_ctx = 2048,
-                                      .type = GGML_TYPE_Q8_0,
-                                      .seed = 1};
-    if (strcmp(name, "small") == 0) {
-        *out = maker_small();
-    } else if (strcmp(name, "half") == 0) {
-        *out = wide;
-        out->n_block = 12;
-    } else if (strcmp(name, "1gb") == 0) {
-        *out = wide;
-        out->n_block = 20;
-    } else if (strcmp(name, "0.6b-shape") == 0) {
-        *out = (struct maker_params){.n_block = 28,
-                                     .n_embd = 1024,
-                                     .n_head = 16,
-                                     .n_head_kv = 8,
-                                     .head_dim = 128,
-                                     .n_ff = 3072,
-                                     .n_vocab = 151936,
-                                     .n_ctx = 2048,
-                                     .type = GGML_TYPE_Q4_0,
-                                     .tied = true,
-                                     .seed = 1};
-    } else {
-        return err_set(e, ERR_ARG, "maker: no preset '%s': one of small half 1gb 0.6b-shape", name);
-    }
-    return OK;
 }
