@@ -15,10 +15,12 @@
 #include "cli/report.h"
 #include "cli/signals.h"
 #include "engine/sampler.h"
+#include "tok/chat.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define RING_WAIT_MS  120000u /* loading large windows from a slow disk takes its time */
@@ -26,14 +28,14 @@
 #define PROMPT_MAX    (64u << 20)
 
 struct run_command {
-    const char *model, *prompt, *prompt_file, *listen;
+    const char *model, *prompt, *prompt_file, *listen, *system, *chat_template;
     struct rank_identity who; /* with --manifest */
     struct key_secret secret;
     struct layout_options layout;
     struct rank_options rank;
     struct batch_sampling sampling;
     uint32_t n_predict, top_k, penalty_last_n;
-    bool report;
+    bool report, chat;
     /* while it runs */
     char default_model[PATH_MAX];
     struct gguf *g;
@@ -187,7 +189,7 @@ static enum err_code print_tokens(struct run_command *c, struct gen *g, struct e
     struct buf text = {0};
     enum err_code rc = OK;
     bool ended = false;
-    tok_stream_init(&s, c->tok, true, false);
+    tok_stream_init(&s, c->tok, !c->chat, false); /* an answer is a text of its own */
     while (rc == OK && !ended) {
         int32_t token;
         while (rc == OK && gen_take(g, &token, &ended))
@@ -258,6 +260,25 @@ static enum err_code generate(struct run_command *c, struct err *e)
 
 /* --- the command --------------------------------------------------------------------------------- */
 
+/* The text as a user's message, in the model's chat format. */
+static enum err_code encode_chat(struct run_command *c, const char *text, size_t len, struct err *e)
+{
+    struct chat chat;
+    struct chat_message msg[2];
+    size_t n = 0;
+    char today[16] = "";
+    time_t now = time(NULL);
+    struct tm tm;
+    if (localtime_r(&now, &tm))
+        strftime(today, sizeof today, "%Y-%m-%d", &tm);
+    struct chat_options options = {.add_generation_prompt = true, .date = *today ? today : NULL};
+    if (c->system)
+        msg[n++] = (struct chat_message){CHAT_SYSTEM, c->system, strlen(c->system)};
+    msg[n++] = (struct chat_message){CHAT_USER, text, len};
+    enum err_code rc = chat_pick(c->g, c->chat_template, &chat, e);
+    return rc == OK ? chat_encode(&chat, c->tok, msg, n, &options, &c->ids, e) : rc;
+}
+
 static enum err_code read_prompt(struct run_command *c, struct err *e)
 {
     struct buf text = {0};
@@ -266,7 +287,9 @@ static enum err_code read_prompt(struct run_command *c, struct err *e)
         rc = io_read_file(strcmp(c->prompt_file, "-") == 0 ? "/dev/stdin" : c->prompt_file, PROMPT_MAX, &text, e);
     else
         buf_puts(&text, c->prompt);
-    if (rc == OK)
+    if (rc == OK && c->chat)
+        rc = encode_chat(c, buf_str(&text), text.len, e);
+    else if (rc == OK)
         rc = tok_encode(c->tok, buf_str(&text), text.len, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL, &c->ids, e);
     buf_free(&text);
     if (rc == OK && c->ids.n == 0)
@@ -305,6 +328,10 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     const struct opt opts[] = {
         {"prompt", 'p', OPT_STRING, "TEXT", "the text to continue", &c.prompt, 0, 0},
         {"file", 'f', OPT_STRING, "FILE", "read the text from FILE (- is the standard input)", &c.prompt_file, 0, 0},
+        {"chat", 0, OPT_FLAG, NULL, "the text is a message: answer it, in the model's chat format", &c.chat, 0, 0},
+        {"system", 0, OPT_STRING, "TEXT", "with --chat: what the model is told before", &c.system, 0, 0},
+        {"chat-template", 0, OPT_STRING, "NAME", "with --chat: the format, not as the file says (see docs/chat.md)",
+         &c.chat_template, 0, 0},
         {"predict", 'n', OPT_U32, "N", "most tokens to generate (default: 128)", &c.n_predict, 1, 1 << 24},
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
@@ -336,6 +363,8 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         return rc;
     if (!c.prompt == !c.prompt_file)
         return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
+    if (!c.chat && (c.system || c.chat_template))
+        return opt_usage(cmd, "--system and --chat-template go with --chat");
     if (!c.who.manifest != !c.who.key || (!c.who.manifest && (c.who.signer || c.listen)))
         return opt_usage(cmd, "a ring that is there already is joined by --manifest and --key");
     if (c.who.manifest &&
