@@ -17,11 +17,12 @@
 #define BATCH_MAX_EMBD    65536u
 
 enum batch_flag {
-    BATCH_SAMPLE = 1u << 0,   /* the last rank samples from the entry's last token */
-    BATCH_RESET = 1u << 1,    /* the slot begins anew: pos is 0, all its state is dropped first */
-    BATCH_TRUNCATE = 1u << 2, /* drop positions >= pos first (only back, never beyond what is there) */
+    BATCH_SAMPLE = 1u << 0,     /* the last rank samples from the entry's last token */
+    BATCH_RESET = 1u << 1,      /* the slot begins anew: pos is 0, all its state is dropped first */
+    BATCH_TRUNCATE = 1u << 2,   /* drop positions >= pos first (only back, never beyond what is there) */
+    BATCH_CHECKPOINT = 1u << 3, /* keep the state at pos, to be able to truncate to it later */
 };
-#define BATCH_FLAGS_KNOWN (BATCH_SAMPLE | BATCH_RESET | BATCH_TRUNCATE)
+#define BATCH_FLAGS_KNOWN (BATCH_SAMPLE | BATCH_RESET | BATCH_TRUNCATE | BATCH_CHECKPOINT)
 
 /* The part of one sequence in a step: n_tok consecutive tokens at positions pos .. pos + n_tok - 1. */
 struct batch_entry {

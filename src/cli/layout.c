@@ -61,12 +61,16 @@ static enum err_code fill(const struct gguf *g, const struct hparams *h, const s
     m->ranks = calloc(m->n_ranks, sizeof *m->ranks);
     if (!m->ranks)
         return err_set(e, ERR_NOMEM, "out of memory");
+    struct plan_cache cache = {.n_ctx = m->n_ctx,
+                               .n_slots = m->n_slots,
+                               .window_cells = kv_window_cells(h->n_window, m->n_ctx, m->n_batch),
+                               .bytes32 = kv_type_bytes32(kv)};
     for (uint32_t i = 0; i < m->n_ranks; i++) {
         struct manifest_rank *r = &m->ranks[i];
         r->first = w[i].first;
         r->end = w[i].end;
         r->weight_bytes = w[i].bytes;
-        r->kv_bytes = plan_kv_bytes(h, w[i].first, w[i].end, m->n_ctx, m->n_slots, kv_type_bytes(kv));
+        r->kv_bytes = plan_kv_bytes(h, w[i].first, w[i].end, &cache);
         memcpy(r->device, "cpu", 4);
     }
     return OK;
@@ -86,7 +90,7 @@ enum err_code layout_make(const struct gguf *g, const struct layout_options *o, 
         rc = hparams_read(g, &h, e);
     if (rc != OK)
         return rc;
-    rc = arch->check(g, &h, e);
+    rc = arch->check ? arch->check(&h, e) : OK;
     if (rc == OK)
         rc = fill(g, &h, o, &x, e);
     hparams_fini(&h);

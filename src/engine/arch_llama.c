@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT
  *
- * The llama family (Llama 2 and 3, Mistral, SmolLM, ...): dense blocks (dense.h). Query and key rows were permuted when
- * the GGUF was made, so that RoPE turns neighbouring pairs.
+ * The llama family (Llama 2 and 3, Mistral, SmolLM; Mixtral with experts). Query and key rows were permuted when the
+ * GGUF was made, so that RoPE turns neighbouring pairs.
  */
 #include "engine/dense.h"
 
-static enum err_code check(const struct gguf *g, const struct hparams *h, struct err *e)
+static void declare(struct weights *w, const struct hparams *h, uint32_t il, struct arch_block *b)
 {
-    (void)g;
-    return dense_check(h, e);
+    dense_declare(w, h, il, b, "ffn_norm.weight");
 }
 
 static struct ggml_tensor *build(struct graph *g, uint32_t il, const struct arch_block *b, struct ggml_tensor *x)
 {
-    return dense_build(g, il, b, x, GGML_ROPE_TYPE_NORMAL);
+    struct attn_form attn = {.rope = graph_rope_of(g->h, il, GGML_ROPE_TYPE_NORMAL)};
+    return dense_build(g, il, b, x, &attn, &(struct ffn_moe_form){.gating = GATING_SOFTMAX, .norm = true});
 }
 
-const struct arch arch_llama = {.name = "llama", .check = check, .declare = dense_declare, .build = build};
+const struct arch arch_llama = {.name = "llama", .declare = declare, .build = build};

@@ -5,14 +5,17 @@
 #include <string.h>
 
 #define MAX_BYTES (1ull << 42)
+#define ROUND     256u /* windows are rounded up to this many cells, as attention reads them */
 
 static const struct {
     const char *name;
     enum ggml_type type;
-    uint32_t bytes;
+    uint32_t bytes32;
 } types[KV_TYPE_COUNT] = {
-    [KV_F32] = {"f32", GGML_TYPE_F32, 4},
-    [KV_F16] = {"f16", GGML_TYPE_F16, 2},
+    [KV_F32] = {"f32", GGML_TYPE_F32, 128},
+    [KV_F16] = {"f16", GGML_TYPE_F16, 64},
+    [KV_Q8_0] = {"q8_0", GGML_TYPE_Q8_0, 34},
+    [KV_Q4_0] = {"q4_0", GGML_TYPE_Q4_0, 18},
 };
 
 enum err_code kv_parse_type(const char *text, enum kv_type *out, struct err *e)
@@ -23,7 +26,7 @@ enum err_code kv_parse_type(const char *text, enum kv_type *out, struct err *e)
             return OK;
         }
     }
-    return err_set(e, ERR_ARG, "cache type '%s' is not one of: f32 f16", text);
+    return err_set(e, ERR_ARG, "cache type '%s' is not one of: f32 f16 q8_0 q4_0", text);
 }
 
 const char *kv_type_name(enum kv_type t)
@@ -31,34 +34,67 @@ const char *kv_type_name(enum kv_type t)
     return types[t].name;
 }
 
-uint32_t kv_type_bytes(enum kv_type t)
+uint32_t kv_type_bytes32(enum kv_type t)
 {
-    return types[t].bytes;
+    return types[t].bytes32;
 }
 
-enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hparams *h, uint32_t first, uint32_t end,
-                      uint32_t n_ctx, uint32_t n_slots, enum kv_type type, struct err *e)
+uint32_t kv_window_cells(uint32_t n_window, uint32_t n_ctx, uint32_t n_batch)
 {
-    uint32_t n = end - first;
-    if ((unsigned)type >= KV_TYPE_COUNT)
-        return err_set(e, ERR_ARG, "there is no cache type number %u", (unsigned)type);
-    struct kv x = {.first = first, .end = end, .n_ctx = n_ctx, .n_slots = n_slots};
-    x.k = calloc(n, sizeof(struct ggml_tensor *));
-    x.v = calloc(n, sizeof(struct ggml_tensor *));
-    x.ctx = ggml_init(
+    uint64_t n = ((uint64_t)n_window + n_batch + ROUND - 1) / ROUND * ROUND;
+    return n < n_ctx ? (uint32_t)n : n_ctx;
+}
+
+static bool alloc_lists(struct kv *kv, uint32_t n)
+{
+    kv->k = calloc(n, sizeof(struct ggml_tensor *));
+    kv->v = calloc(n, sizeof(struct ggml_tensor *));
+    kv->conv = calloc(n, sizeof(struct ggml_tensor *));
+    kv->delta = calloc(n, sizeof(struct ggml_tensor *));
+    kv->ctx = ggml_init(
         (struct ggml_init_params){.mem_size = (2 * (size_t)n + 1) * ggml_tensor_overhead(), .no_alloc = true});
-    if (!x.k || !x.v || !x.ctx) {
+    return kv->k && kv->v && kv->conv && kv->delta && kv->ctx;
+}
+
+/* The tensors of block il. Returns their bytes. */
+static uint64_t make_block(struct kv *kv, const struct hparams *h, uint32_t il, enum ggml_type type)
+{
+    uint32_t i = il - kv->first;
+    if (h->kind[il] == BLOCK_RECURRENT) {
+        int64_t state = h->ssm.state;
+        kv->conv[i] = ggml_new_tensor_2d(kv->ctx, GGML_TYPE_F32, (int64_t)(h->ssm.conv - 1) * hparams_conv_channels(h),
+                                         kv->n_slots);
+        kv->delta[i] = ggml_new_tensor_2d(kv->ctx, GGML_TYPE_F32, state * state * h->ssm.n_value, kv->n_slots);
+        return ggml_nbytes(kv->conv[i]) + ggml_nbytes(kv->delta[i]);
+    }
+    int64_t cells = (int64_t)kv->n_cells[kv_view_of(h, il)] * kv->n_slots, heads = h->n_head_kv[il];
+    kv->has[kv_view_of(h, il)] = true;
+    kv->k[i] = ggml_new_tensor_2d(kv->ctx, type, heads * h->head_dim_k, cells);
+    kv->v[i] = ggml_new_tensor_2d(kv->ctx, type, heads * h->head_dim_v, cells);
+    return ggml_nbytes(kv->k[i]) + ggml_nbytes(kv->v[i]);
+}
+
+enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hparams *h, const struct kv_params *p,
+                      struct err *e)
+{
+    if ((unsigned)p->type >= KV_TYPE_COUNT)
+        return err_set(e, ERR_ARG, "there is no cache type number %u", (unsigned)p->type);
+    enum ggml_type type = types[p->type].type;
+    if (h->head_dim_k % ggml_blck_size(type) != 0 || h->head_dim_v % ggml_blck_size(type) != 0)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "a cache of type %s needs heads of a multiple of %d elements; this model's keys have %u, its "
+                       "values %u: use f16",
+                       types[p->type].name, (int)ggml_blck_size(type), h->head_dim_k, h->head_dim_v);
+    struct kv x = {.first = p->first, .end = p->end, .n_slots = p->n_slots};
+    x.n_cells[KV_VIEW_FULL] = p->n_ctx;
+    x.n_cells[KV_VIEW_WINDOW] = kv_window_cells(h->n_window, p->n_ctx, p->n_batch);
+    if (!alloc_lists(&x, p->end - p->first)) {
         kv_fini(&x);
         return err_set(e, ERR_NOMEM, "out of memory");
     }
-    int64_t cells = (int64_t)n_ctx * n_slots;
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < n && bytes <= MAX_BYTES; i++) {
-        uint32_t heads = h->n_head_kv[first + i];
-        x.k[i] = ggml_new_tensor_2d(x.ctx, types[type].type, (int64_t)heads * h->head_dim_k, cells);
-        x.v[i] = ggml_new_tensor_2d(x.ctx, types[type].type, (int64_t)heads * h->head_dim_v, cells);
-        bytes += ggml_nbytes(x.k[i]) + ggml_nbytes(x.v[i]);
-    }
+    for (uint32_t il = p->first; il < p->end && bytes <= MAX_BYTES; il++)
+        bytes += make_block(&x, h, il, type);
     if (bytes <= MAX_BYTES) /* ggml adds sizes up without looking */
         x.buf = ggml_backend_alloc_ctx_tensors(x.ctx, b->be);
     if (!x.buf) {
@@ -67,7 +103,7 @@ enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hpara
             e, ERR_NOMEM,
             "out of memory for the key/value cache: %llu bytes%s for %u slots of %u positions; ask for a smaller "
             "context or fewer slots",
-            (unsigned long long)bytes, bytes > MAX_BYTES ? " and more" : "", n_slots, n_ctx);
+            (unsigned long long)bytes, bytes > MAX_BYTES ? " and more" : "", p->n_slots, p->n_ctx);
     }
     ggml_backend_buffer_clear(x.buf, 0);
     *kv = x;
@@ -82,10 +118,73 @@ void kv_fini(struct kv *kv)
         ggml_free(kv->ctx);
     free(kv->k);
     free(kv->v);
+    free(kv->conv);
+    free(kv->delta);
     *kv = (struct kv){0};
 }
 
 uint64_t kv_bytes(const struct kv *kv)
 {
     return kv->buf ? ggml_backend_buffer_get_size(kv->buf) : 0;
+}
+
+/* --- what cannot be cut back -------------------------------------------------------------------------------------- */
+
+/* Calls f for the slot's part of every tensor that holds the present, not a history. */
+struct part {
+    struct ggml_tensor *t;
+    size_t offset, size;
+};
+
+static bool nth_part(const struct kv *kv, uint32_t slot, size_t n, struct part *out)
+{
+    uint32_t i = (uint32_t)(n / 2);
+    if (i >= kv->end - kv->first)
+        return false;
+    struct ggml_tensor *t = n % 2 ? kv->delta[i] : kv->conv[i];
+    size_t rows = 1;
+    if (!t && kv->n_cells[KV_VIEW_WINDOW] < kv->n_cells[KV_VIEW_FULL]) {
+        t = n % 2 ? kv->v[i] : kv->k[i];
+        rows = kv->n_cells[KV_VIEW_WINDOW];
+        if (t->ne[1] != (int64_t)rows * kv->n_slots)
+            t = NULL; /* over all positions: older ones stay where they are */
+    }
+    *out = (struct part){.t = t, .offset = t ? slot * rows * t->nb[1] : 0, .size = t ? rows * t->nb[1] : 0};
+    return true;
+}
+
+void kv_clear_slot(struct kv *kv, uint32_t slot)
+{
+    struct part p;
+    for (size_t n = 0; nth_part(kv, slot, n, &p); n++) {
+        if (p.t && (kv->conv[n / 2] == p.t || kv->delta[n / 2] == p.t))
+            ggml_backend_tensor_memset(p.t, 0, p.offset, p.size);
+    }
+}
+
+size_t kv_saved_bytes(const struct kv *kv)
+{
+    struct part p;
+    size_t bytes = 0;
+    for (size_t n = 0; nth_part(kv, 0, n, &p); n++)
+        bytes += p.size;
+    return bytes;
+}
+
+void kv_save_slot(const struct kv *kv, uint32_t slot, uint8_t *data)
+{
+    struct part p;
+    for (size_t n = 0; nth_part(kv, slot, n, &p); n++, data += p.size) {
+        if (p.t)
+            ggml_backend_tensor_get(p.t, data, p.offset, p.size);
+    }
+}
+
+void kv_restore_slot(struct kv *kv, uint32_t slot, const uint8_t *data)
+{
+    struct part p;
+    for (size_t n = 0; nth_part(kv, slot, n, &p); n++, data += p.size) {
+        if (p.t)
+            ggml_backend_tensor_set(p.t, data, p.offset, p.size);
+    }
 }

@@ -8,21 +8,15 @@
 #include "base/log.h"
 #include "engine/arch.h"
 #include "engine/backend.h"
+#include "engine/nextn.h"
 #include "engine/sampler.h"
+#include "engine/slot.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define KV_STEP 256u /* attention looks at a multiple of this many cells, so that one graph serves many steps */
-
-/* What a slot holds: tokens[0..n) and the hash of every prefix. */
-struct slot {
-    int32_t *tokens; /* [n_ctx] */
-    uint64_t *hash;  /* [n_ctx + 1] */
-    uint32_t n;
-    struct batch_sampling sampling;
-};
 
 struct stage {
     struct stage_params p;
@@ -35,7 +29,7 @@ struct stage {
     struct ggml_tensor *token_embd, *output_norm, *output, *output_b, *rope_factors;
     struct kv kv;
     struct sampler *sampler;
-    struct slot *slots;
+    struct slots slots;
 
     /* the graph in use, and the form it was built for */
     ggml_backend_sched_t sched;
@@ -48,10 +42,10 @@ struct stage {
     struct ggml_tensor *in_tokens, *in_rows, *out_ids, *out;
 
     /* host side of the inputs */
-    int32_t *pos, *ids; /* [n_batch] */
-    int64_t *cells;     /* [n_batch] */
-    ggml_fp16_t *mask;  /* [n_ctx] */
-    float *logits;      /* [n_vocab, max rows], only where the device's memory is not the host's */
+    int32_t *pos, *ids;       /* [n_batch] */
+    int64_t *cells[KV_VIEWS]; /* [n_batch] */
+    ggml_fp16_t *mask;        /* [n_ctx] */
+    float *logits;            /* [n_vocab, max rows], only where the device's memory is not the host's */
     const float *last_logits;
     uint32_t n_logits, max_out;
 };
@@ -73,7 +67,12 @@ const struct stage_info *stage_info(const struct stage *s)
 
 uint32_t stage_slot_tokens(const struct stage *s, uint32_t slot)
 {
-    return slot < s->p.n_slots ? s->slots[slot].n : 0;
+    return slot < s->p.n_slots ? s->slots.slot[slot].n : 0;
+}
+
+uint32_t stage_reach(const struct stage *s, uint32_t slot, uint32_t pos)
+{
+    return slot < s->p.n_slots ? slots_reach(&s->slots, slot, pos) : 0;
 }
 
 const float *stage_logits(const struct stage *s, uint32_t *n_rows)
@@ -102,15 +101,21 @@ static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t 
     g->n_entries = n_entries;
     g->entries = s->entries;
     g->pos = input(s, GGML_TYPE_I32, n_tok, 1, "pos");
-    g->cells = input(s, GGML_TYPE_I64, n_tok, 1, "cells");
-    for (uint32_t i = 0; i < n_entries; i++)
-        g->masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_kv, s->entries[i].n_tok, "mask");
+    for (int v = 0; v < KV_VIEWS; v++) {
+        if (!s->kv.has[v])
+            continue;
+        g->view[v].cells = input(s, GGML_TYPE_I64, n_tok, 1, "cells");
+        for (uint32_t i = 0; i < n_entries; i++)
+            g->view[v].masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_cells[v], s->entries[i].n_tok, "mask");
+    }
 
     struct ggml_tensor *x;
     s->in_tokens = s->in_rows = s->out_ids = s->out = NULL;
     if (is_first(s)) {
         s->in_tokens = input(s, GGML_TYPE_I32, n_tok, 1, "tokens");
         x = ggml_get_rows(s->ctx, s->token_embd, s->in_tokens); /* [E, n_tok] f32 */
+        if (s->arch->scaled_embeddings)
+            x = ggml_scale(s->ctx, x, sqrtf((float)s->h.n_embd));
     } else {
         x = s->in_rows = input(s, GGML_TYPE_F32, s->h.n_embd, n_tok, "rows");
     }
@@ -125,6 +130,9 @@ static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t 
             x = ggml_get_rows(s->ctx, x, s->out_ids);
         }
         x = graph_linear(g, s->output, s->output_b, graph_rms_norm(g, x, s->output_norm)); /* [V, n_out] */
+        if (s->h.logit_softcap > 0)
+            x = ggml_scale(s->ctx, ggml_tanh(s->ctx, ggml_scale(s->ctx, x, 1.0f / s->h.logit_softcap)),
+                           s->h.logit_softcap);
     }
     ggml_set_output(x);
     s->out = x;
@@ -169,12 +177,15 @@ static enum err_code entry_check(const struct stage *s, const struct batch *b, c
     if (en->flags & ~(uint32_t)BATCH_FLAGS_KNOWN)
         return err_set(e, ERR_RANGE, "unknown flags %#x of slot %u", en->flags & ~(uint32_t)BATCH_FLAGS_KNOWN,
                        en->slot);
-    const struct slot *sl = &s->slots[en->slot];
+    const struct slot *sl = &s->slots.slot[en->slot];
     if (en->flags & BATCH_RESET) {
         if (en->pos != 0)
             return err_set(e, ERR_RANGE, "a reset slot begins at position 0, not %u", en->pos);
     } else if (en->flags & BATCH_TRUNCATE ? en->pos > sl->n : en->pos != sl->n) {
         return err_set(e, ERR_STALE, "slot %u holds %u tokens, the step goes on at %u", en->slot, sl->n, en->pos);
+    } else if (slots_reach(&s->slots, en->slot, en->pos) != en->pos) {
+        return err_set(e, ERR_STALE, "slot %u cannot go back from %u tokens to %u, only to %u", en->slot, sl->n,
+                       en->pos, slots_reach(&s->slots, en->slot, en->pos));
     }
     uint64_t mine = en->pos == 0 ? HASH_PREFIX_EMPTY : sl->hash[en->pos];
     if (mine != en->prefix_hash)
@@ -237,12 +248,15 @@ static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
     uint32_t tok = 0, out = 0;
     for (uint32_t i = 0; i < b->n_entries; i++) {
         const struct batch_entry *en = &b->entries[i];
-        uint32_t n_kv = (en->pos + en->n_tok + KV_STEP - 1) / KV_STEP * KV_STEP;
-        s->entries[i] =
-            (struct graph_entry){.slot = en->slot, .n_tok = en->n_tok, .n_kv = n_kv < s->p.n_ctx ? n_kv : s->p.n_ctx};
+        s->entries[i] = (struct graph_entry){.slot = en->slot, .n_tok = en->n_tok};
+        for (int v = 0; v < KV_VIEWS; v++) {
+            uint32_t n = (en->pos + en->n_tok + KV_STEP - 1) / KV_STEP * KV_STEP;
+            s->entries[i].n_cells[v] = n < s->kv.n_cells[v] ? n : s->kv.n_cells[v];
+        }
         for (uint32_t k = 0; k < en->n_tok; k++, tok++) {
             s->pos[tok] = (int32_t)(en->pos + k);
-            s->cells[tok] = (int64_t)en->slot * s->p.n_ctx + en->pos + k;
+            for (int v = 0; v < KV_VIEWS; v++)
+                s->cells[v][tok] = (int64_t)en->slot * s->kv.n_cells[v] + (en->pos + k) % s->kv.n_cells[v];
             if (s->p.all_logits)
                 s->ids[out++] = (int32_t)tok;
         }
@@ -252,26 +266,49 @@ static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
     *n_out = is_last(s) ? out : 0;
 }
 
-static void set_masks(struct stage *s, const struct batch *b)
+/* The mask of one entry: a token sees itself and what was before it, as far as its window reaches. */
+static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_tensor *t, uint32_t cells,
+                     uint32_t window)
 {
     const ggml_fp16_t open = ggml_fp32_to_fp16(0.0f), shut = ggml_fp32_to_fp16(-INFINITY);
-    for (uint32_t i = 0; i < b->n_entries; i++) {
-        uint32_t n_kv = s->entries[i].n_kv;
-        if (!s->g.masks[i]->buffer) /* nothing leaves this step and no block follows: it only fills the last caches */
+    uint32_t n = (uint32_t)t->ne[0], end = en->pos + en->n_tok;
+    for (uint32_t k = 0; k < en->n_tok; k++) {
+        uint32_t pos = en->pos + k, from = pos >= window ? pos - window + 1 : 0;
+        if (cells >= end && k > 0) { /* cell c holds position c: a row differs from the one before it at its ends */
+            s->mask[pos] = open;
+            if (from > 0)
+                s->mask[from - 1] = shut;
+        } else {
+            for (uint32_t c = 0; c < n; c++) {
+                /* the position that cell c holds once the step's tokens are written: the last one of its kind */
+                int64_t p = c < end ? (int64_t)(end - 1 - (end - 1 - c) % cells) : -1;
+                s->mask[c] = p >= from && p <= pos ? open : shut;
+            }
+        }
+        ggml_backend_tensor_set(t, s->mask, (size_t)k * n * sizeof *s->mask, n * sizeof *s->mask);
+    }
+}
+
+static void set_masks(struct stage *s, const struct batch *b)
+{
+    for (int v = 0; v < KV_VIEWS; v++) {
+        if (!s->kv.has[v])
             continue;
-        for (uint32_t c = 0; c < n_kv; c++)
-            s->mask[c] = c < b->entries[i].pos ? open : shut;
-        for (uint32_t k = 0; k < b->entries[i].n_tok; k++) {
-            s->mask[b->entries[i].pos + k] = open; /* a token sees itself and what was before it */
-            ggml_backend_tensor_set(s->g.masks[i], s->mask, (size_t)k * n_kv * sizeof *s->mask, n_kv * sizeof *s->mask);
+        uint32_t window = v == KV_VIEW_WINDOW ? s->h.n_window : UINT32_MAX;
+        if (s->g.view[v].cells->buffer)
+            ggml_backend_tensor_set(s->g.view[v].cells, s->cells[v], 0, b->n_tok * sizeof *s->cells[v]);
+        for (uint32_t i = 0; i < b->n_entries; i++) {
+            /* without memory when nothing leaves this step and no block follows: it only fills the last caches */
+            if (s->g.view[v].masks[i]->buffer)
+                set_mask(s, &b->entries[i], s->g.view[v].masks[i], s->kv.n_cells[v], window);
         }
     }
 }
 
 static void set_inputs(struct stage *s, const struct batch *b, uint32_t n_out)
 {
-    ggml_backend_tensor_set(s->g.pos, s->pos, 0, b->n_tok * sizeof *s->pos);
-    ggml_backend_tensor_set(s->g.cells, s->cells, 0, b->n_tok * sizeof *s->cells);
+    if (s->g.pos->buffer)
+        ggml_backend_tensor_set(s->g.pos, s->pos, 0, b->n_tok * sizeof *s->pos);
     set_masks(s, b);
     if (s->in_tokens)
         ggml_backend_tensor_set(s->in_tokens, b->tokens, 0, b->n_tok * sizeof *b->tokens);
@@ -304,26 +341,31 @@ static enum err_code get_outputs(struct stage *s, struct batch *b, uint32_t n_ou
     return OK;
 }
 
+/* Takes the slots to where the step begins, and keeps checkpoints where it asks for them. */
+static enum err_code begin(struct stage *s, const struct batch *b, struct err *e)
+{
+    for (uint32_t i = 0; i < b->n_entries; i++) {
+        const struct batch_entry *en = &b->entries[i];
+        slots_rewind(&s->slots, &s->kv, en->slot, en->pos);
+        enum err_code rc = en->flags & BATCH_CHECKPOINT ? slots_checkpoint(&s->slots, &s->kv, en->slot, e) : OK;
+        if (rc != OK)
+            return rc;
+    }
+    return OK;
+}
+
 /* The slots now hold the step's tokens. */
 static void remember(struct stage *s, const struct batch *b)
 {
     const int32_t *t = b->tokens;
-    for (uint32_t i = 0; i < b->n_entries; i++) {
-        const struct batch_entry *en = &b->entries[i];
-        struct slot *sl = &s->slots[en->slot];
-        sl->n = en->pos;
-        for (uint32_t k = 0; k < en->n_tok; k++, sl->n++) {
-            sl->tokens[sl->n] = *t++;
-            sl->hash[sl->n + 1] = hash_prefix(sl->hash[sl->n], sl->tokens[sl->n]);
-        }
-    }
+    for (uint32_t i = 0; i < b->n_entries; t += b->entries[i].n_tok, i++)
+        slots_append(&s->slots, b->entries[i].slot, t, b->entries[i].n_tok);
 }
 
-/* The slots hold what they held before the step. */
-static void forget(struct stage *s, const struct batch *b)
+static void lose(struct stage *s, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_entries; i++)
-        s->slots[b->entries[i].slot].n = b->entries[i].pos;
+        slots_lose(&s->slots, &s->kv, b->entries[i].slot, b->entries[i].pos);
 }
 
 static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
@@ -335,7 +377,7 @@ static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
         tok += en->n_tok;
         if (!(en->flags & BATCH_SAMPLE))
             continue;
-        const struct slot *sl = &s->slots[en->slot];
+        const struct slot *sl = &s->slots.slot[en->slot];
         const float *logits = s->last_logits + (size_t)(s->p.all_logits ? tok - 1 : row) * s->h.n_vocab;
         struct batch_result *r = &b->results[b->n_results];
         enum err_code rc =
@@ -351,6 +393,16 @@ static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
     return OK;
 }
 
+static enum err_code compute(struct stage *s, struct batch *b, uint32_t n_out, struct err *e)
+{
+    set_inputs(s, b, n_out);
+    enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->g.gf);
+    if (st != GGML_STATUS_SUCCESS)
+        return err_set(e, ERR_DEVICE, "the device %s failed to compute a step (%s)", ggml_backend_dev_name(s->be.dev),
+                       ggml_status_to_string(st));
+    return get_outputs(s, b, n_out, e);
+}
+
 enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
 {
     uint32_t n_out;
@@ -362,20 +414,17 @@ enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
     rc = prepare_graph(s, b->n_entries, b->n_tok, n_out, e);
     if (rc != OK)
         return rc;
-    forget(s, b); /* until it has succeeded, only what was before counts */
-    set_inputs(s, b, n_out);
-    enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->g.gf);
-    if (st != GGML_STATUS_SUCCESS)
-        return err_set(e, ERR_DEVICE, "the device %s failed to compute a step (%s)", ggml_backend_dev_name(s->be.dev),
-                       ggml_status_to_string(st));
-    rc = get_outputs(s, b, n_out, e);
+    rc = begin(s, b, e);
     if (rc != OK)
         return rc;
-    remember(s, b);
-    rc = is_last(s) ? sample(s, b, e) : OK;
+    rc = compute(s, b, n_out, e);
+    if (rc == OK) {
+        remember(s, b);
+        rc = is_last(s) ? sample(s, b, e) : OK;
+    }
     if (rc != OK) {
         b->n_results = 0;
-        forget(s, b);
+        lose(s, b);
     }
     return rc;
 }
@@ -386,7 +435,7 @@ enum err_code stage_sampling(struct stage *s, uint32_t slot, const struct batch_
         return err_set(e, ERR_RANGE, "slot %u of %u", slot, s->p.n_slots);
     enum err_code rc = sampler_check(p, e);
     if (rc == OK)
-        s->slots[slot].sampling = *p;
+        s->slots.slot[slot].sampling = *p;
     return rc;
 }
 
@@ -412,25 +461,41 @@ static enum err_code params_check(struct stage *s, struct err *e)
         return err_set(e, ERR_RANGE, "steps of %u tokens; 1 to %u are possible", p->n_batch, BATCH_MAX_TOK);
     if (p->n_batch < p->n_slots)
         p->n_batch = p->n_slots;
-    s->info = (struct stage_info){
-        .first = p->first, .end = p->end, .n_block = s->h.n_block, .n_embd = s->h.n_embd, .n_vocab = s->h.n_vocab};
+    if (p->n_checkpoints == 0)
+        p->n_checkpoints = STAGE_DEFAULT_CHECKPOINTS;
+    s->info = (struct stage_info){.first = p->first,
+                                  .end = p->end,
+                                  .n_block = s->h.n_block,
+                                  .n_embd = s->h.n_embd,
+                                  .n_vocab = s->h.n_vocab,
+                                  .n_nextn = s->h.n_nextn};
     return OK;
+}
+
+/* Divisors of the RoPE frequencies, which every stage needs. Models with two sets have one for contexts up to what they
+ * were trained with and one for longer ones. */
+static struct ggml_tensor *declare_rope_factors(struct stage *s)
+{
+    struct weight_spec spec = {.use = WEIGHT_ELEMENT, .optional = true, .ne = {s->h.n_rot / 2}};
+    struct ggml_tensor *t = weights_declare(s->weights, "rope_freqs.weight", spec);
+    if (t)
+        return t;
+    return weights_declare(
+        s->weights, s->p.n_ctx > s->h.n_ctx_orig ? "rope_factors_long.weight" : "rope_factors_short.weight", spec);
 }
 
 static enum err_code load_weights(struct stage *s, const struct gguf *g, struct err *e)
 {
     uint32_t n = s->info.end - s->info.first;
     int64_t embd = s->h.n_embd, vocab = s->h.n_vocab;
-    enum err_code rc = weights_new(g, (size_t)n * 32 + 16, &s->weights, e);
+    enum err_code rc = weights_new(g, (size_t)(n + s->h.n_nextn) * 40 + 16, &s->weights, e);
     if (rc != OK)
         return rc;
     struct weights *w = s->weights;
     struct weight_spec table = {.use = WEIGHT_GET_ROWS, .ne = {embd, vocab}};
     if (is_first(s))
         s->token_embd = weights_declare(w, "token_embd.weight", table);
-    s->rope_factors =
-        weights_declare(w, "rope_freqs.weight",
-                        (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {s->h.n_rot / 2, 0}});
+    s->rope_factors = declare_rope_factors(s);
     for (uint32_t i = 0; i < n; i++)
         s->arch->declare(w, &s->h, s->info.first + i, &s->blocks[i]);
     if (is_last(s)) {
@@ -445,32 +510,32 @@ static enum err_code load_weights(struct stage *s, const struct gguf *g, struct 
         s->output_b = weights_declare(w, "output.bias",
                                       (struct weight_spec){.use = WEIGHT_ELEMENT, .optional = true, .ne = {vocab, 0}});
     }
+    if (is_last(s) && s->p.nextn) {
+        uint64_t before = weights_bytes(w);
+        nextn_declare(w, &s->h, s->arch);
+        s->info.nextn_bytes = weights_bytes(w) - before;
+    }
     rc = weights_load(w, &s->be, !s->p.no_repack, e);
     s->info.weight_bytes = weights_bytes(w);
     s->info.repacked_bytes = weights_repacked_bytes(w);
     return rc;
 }
 
-static enum err_code make_slots(struct stage *s, struct err *e)
+static enum err_code make_inputs(struct stage *s, struct err *e)
 {
     const struct stage_params *p = &s->p;
-    s->slots = calloc(p->n_slots, sizeof *s->slots);
-    for (uint32_t i = 0; s->slots && i < p->n_slots; i++) {
-        s->slots[i].tokens = malloc(p->n_ctx * sizeof *s->slots[i].tokens);
-        s->slots[i].hash = malloc(((size_t)p->n_ctx + 1) * sizeof *s->slots[i].hash);
-        if (!s->slots[i].tokens || !s->slots[i].hash)
-            return err_set(e, ERR_NOMEM, "out of memory for %u slots", p->n_slots);
-        s->slots[i].hash[0] = HASH_PREFIX_EMPTY;
-        s->slots[i].sampling = (struct batch_sampling){.top_p = 1, .repeat_penalty = 1};
-    }
+    bool ok = true;
     s->entries = calloc(p->n_slots, sizeof *s->entries);
     s->built = calloc(p->n_slots, sizeof *s->built);
-    s->g.masks = calloc(p->n_slots, sizeof(struct ggml_tensor *));
     s->pos = malloc(p->n_batch * sizeof *s->pos);
     s->ids = malloc(p->n_batch * sizeof *s->ids);
-    s->cells = malloc(p->n_batch * sizeof *s->cells);
     s->mask = malloc(p->n_ctx * sizeof *s->mask);
-    if (!s->slots || !s->entries || !s->built || !s->g.masks || !s->pos || !s->ids || !s->cells || !s->mask)
+    for (int v = 0; v < KV_VIEWS; v++) {
+        s->g.view[v].masks = calloc(p->n_slots, sizeof(struct ggml_tensor *));
+        s->cells[v] = malloc(p->n_batch * sizeof *s->cells[v]);
+        ok = ok && s->g.view[v].masks && s->cells[v];
+    }
+    if (!ok || !s->entries || !s->built || !s->pos || !s->ids || !s->mask)
         return err_set(e, ERR_NOMEM, "out of memory");
     return OK;
 }
@@ -479,7 +544,7 @@ static enum err_code make_slots(struct stage *s, struct err *e)
 static enum err_code make_graphs(struct stage *s, struct err *e)
 {
     uint32_t n_entries = s->p.n_slots < BATCH_MAX_ENTRIES ? s->p.n_slots : BATCH_MAX_ENTRIES;
-    s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(n_entries);
+    s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(&s->h, n_entries);
     s->max_out = s->p.all_logits ? s->p.n_batch : s->p.n_slots;
     size_t size = s->max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(s->max_nodes, false);
     s->ctx = ggml_init((struct ggml_init_params){.mem_size = size, .no_alloc = true});
@@ -493,7 +558,8 @@ static enum err_code make_graphs(struct stage *s, struct err *e)
     s->g.rope_factors = s->rope_factors;
 
     uint32_t n_tok = s->p.n_batch < s->p.n_ctx ? s->p.n_batch : s->p.n_ctx;
-    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok, .n_kv = s->p.n_ctx};
+    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok};
+    memcpy(s->entries[0].n_cells, s->kv.n_cells, sizeof s->kv.n_cells);
     build(s, 1, n_tok, is_last(s) ? (s->max_out < n_tok ? s->max_out : n_tok) : 0);
     if (!ggml_backend_sched_reserve(s->sched, s->g.gf))
         return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens; ask for smaller ones", n_tok);
@@ -514,13 +580,27 @@ static enum err_code blocks_check(const struct gguf *g, const struct hparams *h,
     return OK;
 }
 
+static enum err_code open_slots(struct stage *s, struct err *e)
+{
+    const struct stage_params *p = &s->p;
+    struct kv_params kp = {.first = s->info.first,
+                           .end = s->info.end,
+                           .n_ctx = p->n_ctx,
+                           .n_slots = p->n_slots,
+                           .n_batch = p->n_batch,
+                           .type = p->kv_type};
+    struct slots_params sp = {.n_slots = p->n_slots, .n_ctx = p->n_ctx, .n_checkpoints = p->n_checkpoints};
+    enum err_code rc = kv_init(&s->kv, &s->be, &s->h, &kp, e);
+    return rc == OK ? slots_init(&s->slots, &sp, &s->h, &s->kv, e) : rc;
+}
+
 static enum err_code open_all(struct stage *s, const struct gguf *g, struct err *e)
 {
     enum err_code rc = hparams_read(g, &s->h, e);
     if (rc == OK)
         rc = arch_find(s->h.arch, &s->arch, e);
-    if (rc == OK)
-        rc = s->arch->check(g, &s->h, e);
+    if (rc == OK && s->arch->check)
+        rc = s->arch->check(&s->h, e);
     if (rc == OK)
         rc = blocks_check(g, &s->h, e);
     if (rc == OK)
@@ -534,9 +614,9 @@ static enum err_code open_all(struct stage *s, const struct gguf *g, struct err 
     if (rc == OK)
         rc = load_weights(s, g, e);
     if (rc == OK)
-        rc = kv_init(&s->kv, &s->be, &s->h, s->info.first, s->info.end, s->p.n_ctx, s->p.n_slots, s->p.kv_type, e);
+        rc = open_slots(s, e);
     if (rc == OK)
-        rc = make_slots(s, e);
+        rc = make_inputs(s, e);
     if (rc == OK)
         rc = make_graphs(s, e);
     if (rc == OK && is_last(s))
@@ -575,17 +655,15 @@ void stage_close(struct stage *s)
     kv_fini(&s->kv);
     weights_free(s->weights);
     backend_close(&s->be);
-    for (uint32_t i = 0; s->slots && i < s->p.n_slots; i++) {
-        free(s->slots[i].tokens);
-        free(s->slots[i].hash);
+    slots_fini(&s->slots);
+    for (int v = 0; v < KV_VIEWS; v++) {
+        free(s->g.view[v].masks);
+        free(s->cells[v]);
     }
-    free(s->slots);
     free(s->entries);
     free(s->built);
-    free(s->g.masks);
     free(s->pos);
     free(s->ids);
-    free(s->cells);
     free(s->mask);
     free(s->logits);
     free(s->blocks);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define HOLE_BYTES (1u << 20) /* tensors further apart than this are mapped apart */
+#define SHORT_ROW  64         /* shorter rows are not repacked: ggml's AMX kernel is wrong for 32 from 32 tokens on */
 #define HOST_ALIGN 32         /* what ggml's CPU buffers ask of a pointer */
 
 struct weight {
@@ -94,7 +95,7 @@ static const char *shape_text(const int64_t *ne, char out[64])
 
 static enum err_code spec_check(const struct gguf_tensor *t, const struct weight_spec *s, struct err *e)
 {
-    int64_t want[4] = {s->ne[0], s->ne[1] ? s->ne[1] : 1, 1, 1};
+    int64_t want[4] = {s->ne[0], s->ne[1] ? s->ne[1] : 1, s->ne[2] ? s->ne[2] : 1, 1};
     char a[64], b[64];
     if (memcmp(want, t->ne, sizeof want) != 0)
         return err_set(e, ERR_FORMAT, "tensor %s has the shape %s, this model needs %s", t->name, shape_text(t->ne, a),
@@ -103,6 +104,21 @@ static enum err_code spec_check(const struct gguf_tensor *t, const struct weight
         return err_set(e, ERR_FORMAT, "tensor %s is of type %s, f32 is needed", t->name,
                        ggml_type_name((enum ggml_type)t->type));
     return OK;
+}
+
+/* NVFP4 files scale whole matrices by a number in a tensor of its own: without it the result would be wrong. */
+static enum err_code sidecar_check(const struct gguf *g, const char *name, struct err *e)
+{
+    static const char suffix[] = ".weight";
+    char scale[80];
+    size_t n = strlen(name), m = sizeof suffix - 1;
+    if (n <= m || n >= sizeof scale || strcmp(name + n - m, suffix) != 0)
+        return OK;
+    snprintf(scale, sizeof scale, "%.*s.scale", (int)(n - m), name);
+    if (!gguf_tensor_find(g, scale))
+        return OK;
+    return err_set(e, ERR_UNSUPPORTED, "tensor %s has a scale of its own (%s), which this engine does not apply", name,
+                   scale);
 }
 
 struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec)
@@ -124,6 +140,8 @@ struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct 
         return NULL;
     }
     w->rc = spec_check(src, &spec, &w->err);
+    if (w->rc == OK)
+        w->rc = sidecar_check(w->g, name, &w->err);
     if (w->rc == OK && w->n == w->cap)
         w->rc = err_set(&w->err, ERR_INTERNAL, "more than %zu tensors declared", w->cap);
     if (w->rc != OK)
@@ -149,9 +167,12 @@ static bool op_supported(const struct weight *w, ggml_backend_dev_t dev, ggml_ba
     struct ggml_tensor *t = ggml_dup_tensor(ctx, w->t), *op;
     if (w->use == WEIGHT_GET_ROWS) {
         op = ggml_get_rows(ctx, t, ggml_new_tensor_1d(ctx, GGML_TYPE_I32, 1));
+    } else if (w->use == WEIGHT_MUL_MAT_ID) {
+        op = ggml_mul_mat_id(ctx, t, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, w->t->ne[0], 1, 1),
+                             ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 1, 1));
     } else {
         struct ggml_tensor *x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, w->t->ne[0], 1);
-        op = w->use == WEIGHT_MUL_MAT ? ggml_mul_mat(ctx, t, x) : ggml_mul(ctx, x, t);
+        op = w->use == WEIGHT_MUL_MAT ? ggml_mul_mat(ctx, t, x) : ggml_add(ctx, t, t);
     }
     t->buffer = ggml_backend_buft_alloc_buffer(buft, 0);
     bool ok = t->buffer && ggml_backend_dev_supports_op(dev, op);
@@ -170,7 +191,9 @@ static bool is_weight_type(enum ggml_type t)
 static enum err_code choose(struct weight *w, const struct backend *b, bool repack, struct err *e)
 {
     bool known = is_weight_type(w->t->type);
-    for (size_t i = 0; known && repack && w->use == WEIGHT_MUL_MAT && b->extra && b->extra[i]; i++) {
+    bool matrix = w->use == WEIGHT_MUL_MAT || w->use == WEIGHT_MUL_MAT_ID;
+    repack = repack && matrix && w->t->ne[0] >= SHORT_ROW;
+    for (size_t i = 0; known && repack && b->extra && b->extra[i]; i++) {
         if (op_supported(w, b->dev, b->extra[i])) {
             w->buft = b->extra[i];
             return OK;

@@ -13,9 +13,10 @@
 #include <ggml.h>
 
 enum weight_use {
-    WEIGHT_MUL_MAT,  /* src0 of a matrix product */
-    WEIGHT_GET_ROWS, /* table looked up by row */
-    WEIGHT_ELEMENT,  /* norm weights, biases, rope factors: f32, used element by element */
+    WEIGHT_MUL_MAT,    /* src0 of a matrix product */
+    WEIGHT_MUL_MAT_ID, /* the same of experts, one matrix each */
+    WEIGHT_GET_ROWS,   /* table looked up by row */
+    WEIGHT_ELEMENT,    /* norm weights, biases, rope factors: f32, used element by element */
 };
 
 struct weights; /* opaque; owned by the stage; one thread */
@@ -27,7 +28,7 @@ void weights_free(struct weights *w);
 struct weight_spec {
     enum weight_use use;
     bool optional;
-    int64_t ne[2]; /* shape; 0 for ne[1] means one-dimensional */
+    int64_t ne[3]; /* shape; 0 from where the dimensions end */
 };
 
 /* Declares a tensor and returns its handle, valid until weights_free; declaring a name and use again returns the same.

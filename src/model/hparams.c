@@ -42,7 +42,7 @@ static enum err_code opt_u32(struct keys *k, const char *suffix, uint32_t min, u
 }
 
 /* An integer per block: a scalar, an array[block_count], or (when optional) the fallback's values. */
-static enum err_code per_block(struct keys *k, const char *suffix, uint32_t n_all, uint32_t max,
+static enum err_code per_block(struct keys *k, const char *suffix, uint32_t n_all, uint32_t min, uint32_t max,
                                const uint32_t *fallback, uint32_t *out, struct err *e)
 {
     if (fallback && !gguf_has(k->g, key_of(k, suffix))) {
@@ -51,7 +51,7 @@ static enum err_code per_block(struct keys *k, const char *suffix, uint32_t n_al
     }
     enum err_code rc = gguf_u32_per_block(k->g, key_of(k, suffix), n_all, out, e);
     for (uint32_t i = 0; rc == OK && i < n_all; i++)
-        rc = in_range(k, suffix, out[i], 1, max, e);
+        rc = in_range(k, suffix, out[i], min, max, e);
     return rc;
 }
 
@@ -79,6 +79,35 @@ static enum err_code read_vocab(struct keys *k, struct hparams *h, struct err *e
     return OK;
 }
 
+static enum err_code opt_f32(struct keys *k, const char *suffix, float min, float max, float *out, struct err *e)
+{
+    enum err_code rc = gguf_opt_f32(k->g, key_of(k, suffix), out, e);
+    if (rc == OK && !(*out >= min && *out <= max))
+        rc = err_set(e, ERR_RANGE, "the key %s is %g; it must be in %g..%g", key_of(k, suffix), (double)*out,
+                     (double)min, (double)max);
+    return rc;
+}
+
+static enum err_code rope_scaling_parse(const char *text, enum rope_scaling *out, struct err *e)
+{
+    static const char *const names[] = {
+        [ROPE_SCALING_NONE] = "none",
+        [ROPE_SCALING_LINEAR] = "linear",
+        [ROPE_SCALING_YARN] = "yarn",
+        [ROPE_SCALING_LONGROPE] = "longrope",
+    };
+    char shown[40];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (enum rope_scaling)i;
+            return OK;
+        }
+    }
+    return err_set(e, ERR_UNSUPPORTED,
+                   "RoPE scaling of type '%s' is not supported (known: none, linear, yarn, longrope)",
+                   text_clean(text, strlen(text), shown, sizeof shown));
+}
+
 static enum err_code read_rope(struct keys *k, struct hparams *h, struct err *e)
 {
     const char *scaling = "linear";
@@ -86,32 +115,157 @@ static enum err_code read_rope(struct keys *k, struct hparams *h, struct err *e)
     h->n_rot = h->head_dim_k;
     h->rope_base = 10000.0f;
     h->rope_scale = 1.0f;
+    h->rope_attn_factor = 1.0f;
+    h->n_ctx_orig = h->n_ctx_train;
     enum err_code rc = opt_u32(k, "rope.dimension_count", 0, h->head_dim_k, &h->n_rot, e);
     if (rc == OK)
         rc = gguf_opt_f32(k->g, key_of(k, "rope.freq_base"), &h->rope_base, e);
+    h->rope_base_window = strcmp(h->arch, "gpt-oss") == 0 ? h->rope_base : 10000.0f;
+    if (rc == OK)
+        rc = gguf_opt_f32(k->g, key_of(k, "rope.freq_base_swa"), &h->rope_base_window, e);
     if (rc == OK)
         rc = gguf_opt_str(k->g, key_of(k, "rope.scaling.type"), &scaling, e);
     if (rc == OK)
         rc = gguf_opt_f32(k->g, key_of(k, "rope.scale_linear"), &factor, e);
     if (rc == OK)
         rc = gguf_opt_f32(k->g, key_of(k, "rope.scaling.factor"), &factor, e);
+    if (rc == OK)
+        rc = opt_f32(k, "rope.scaling.attn_factor", 0.0f, 100.0f, &h->rope_attn_factor, e);
+    if (rc == OK)
+        rc = opt_u32(k, "rope.scaling.original_context_length", 1, 1u << 24, &h->n_ctx_orig, e);
     if (rc != OK)
         return rc;
-    if (h->n_rot == 0 || h->n_rot % 2 != 0 || h->rope_base <= 0)
-        return err_set(e, ERR_RANGE, "RoPE over %u dimensions with base %g makes no sense", h->n_rot,
-                       (double)h->rope_base);
-    if (factor < 0 || (factor > 0 && !isfinite(1.0f / factor)))
+    if (h->n_rot == 0 || h->n_rot % 2 != 0 || !(h->rope_base > 0) || !(h->rope_base_window > 0))
+        return err_set(e, ERR_RANGE, "RoPE over %u dimensions with base %g (window %g) makes no sense", h->n_rot,
+                       (double)h->rope_base, (double)h->rope_base_window);
+    if (!(factor >= 0) || (factor > 0 && !isfinite(1.0f / factor)))
         return err_set(e, ERR_RANGE, "the key %s is %g; it must be 0 or a number above 0",
                        key_of(k, "rope.scaling.factor"), (double)factor);
-    if (strcmp(scaling, "linear") == 0) {
-        if (factor != 0)
-            h->rope_scale = 1.0f / factor;
-    } else if (strcmp(scaling, "none") != 0) {
-        char shown[40];
-        return err_set(e, ERR_UNSUPPORTED, "RoPE scaling of type '%s' is not supported yet (known: none, linear)",
-                       text_clean(scaling, strlen(scaling), shown, sizeof shown));
+    rc = rope_scaling_parse(scaling, &h->rope_scaling, e);
+    if (factor != 0 && (h->rope_scaling == ROPE_SCALING_LINEAR || h->rope_scaling == ROPE_SCALING_YARN))
+        h->rope_scale = 1.0f / factor;
+    return rc;
+}
+
+static enum err_code read_experts(struct keys *k, struct hparams *h, struct err *e)
+{
+    uint32_t gating = GATING_UNSET, n_shared = 0;
+    enum err_code rc = opt_u32(k, "expert_count", 0, 65536, &h->n_expert, e);
+    if (rc == OK && h->n_expert == 0)
+        return opt_u32(k, "expert_used_count", 0, 0, &h->n_expert_used, e);
+    if (rc == OK)
+        rc = need_u32(k, "expert_used_count", 1, h->n_expert, &h->n_expert_used, e);
+    if (rc == OK)
+        rc = opt_u32(k, "expert_feed_forward_length", 1, 1u << 24, &h->n_ff_exp, e);
+    if (rc == OK)
+        rc = opt_u32(k, "expert_shared_count", 0, 65536, &n_shared, e);
+    if (rc == OK)
+        rc = opt_u32(k, "expert_shared_feed_forward_length", 0, 1u << 24, &h->n_ff_shared, e);
+    if (rc == OK)
+        rc = opt_u32(k, "leading_dense_block_count", 0, h->n_block, &h->n_dense_lead, e);
+    if (rc == OK)
+        rc = opt_f32(k, "expert_weights_scale", 0.0f, 1e6f, &h->expert_scale, e);
+    if (rc == OK)
+        rc = gguf_opt_bool(k->g, key_of(k, "expert_weights_norm"), &h->expert_norm, e);
+    if (rc == OK)
+        rc = opt_u32(k, "expert_gating_func", 0, GATING_SOFTMAX_SELECTED, &gating, e);
+    h->gating = (enum gating)gating;
+    if (h->n_ff_shared == 0 && (uint64_t)n_shared * h->n_ff_exp <= 1u << 24)
+        h->n_ff_shared = n_shared * h->n_ff_exp;
+    return rc;
+}
+
+static enum err_code read_recurrent(struct keys *k, struct hparams *h, uint32_t n_all, struct err *e)
+{
+    uint32_t interval = 4, inner = 0;
+    enum err_code rc = need_u32(k, "ssm.conv_kernel", 2, 64, &h->ssm.conv, e);
+    if (rc == OK)
+        rc = need_u32(k, "ssm.state_size", 1, 1024, &h->ssm.state, e);
+    if (rc == OK)
+        rc = need_u32(k, "ssm.group_count", 1, 4096, &h->ssm.n_key, e);
+    if (rc == OK)
+        rc = need_u32(k, "ssm.time_step_rank", 1, 4096, &h->ssm.n_value, e);
+    if (rc == OK)
+        rc = need_u32(k, "ssm.inner_size", 1, 1u << 22, &inner, e);
+    if (rc == OK)
+        rc = opt_u32(k, "full_attention_interval", 1, HPARAMS_MAX_BLOCKS, &interval, e);
+    if (rc != OK)
+        return rc;
+    if (inner != h->ssm.state * h->ssm.n_value)
+        return err_set(e, ERR_RANGE, "the key %s is %u; %u value heads of %u elements are %u",
+                       key_of(k, "ssm.inner_size"), inner, h->ssm.n_value, h->ssm.state, h->ssm.state * h->ssm.n_value);
+    if (h->ssm.n_value % h->ssm.n_key != 0)
+        return err_set(e, ERR_RANGE, "%u value heads cannot share %u key heads evenly", h->ssm.n_value, h->ssm.n_key);
+    for (uint32_t i = 0; i < h->n_block; i++)
+        h->kind[i] = (i + 1) % interval ? BLOCK_RECURRENT : BLOCK_FULL;
+    if (!gguf_has(k->g, key_of(k, "attention.recurrent_layers")))
+        return OK;
+    uint32_t *given = calloc(n_all, sizeof *given);
+    rc = given ? gguf_u32_per_block(k->g, key_of(k, "attention.recurrent_layers"), n_all, given, e)
+               : err_set(e, ERR_NOMEM, "out of memory");
+    for (uint32_t i = 0; rc == OK && i < h->n_block; i++)
+        h->kind[i] = given[i] ? BLOCK_RECURRENT : BLOCK_FULL;
+    free(given);
+    return rc;
+}
+
+/* Which block keeps what: by the absolute index, so that a window gets the same answer as the whole model. */
+static enum err_code read_kinds(struct keys *k, struct hparams *h, uint32_t n_all, struct err *e)
+{
+    bool gemma = strcmp(h->arch, "gemma3") == 0, oss = strcmp(h->arch, "gpt-oss") == 0;
+    uint32_t period = gemma ? 6 : 2;
+    if (strncmp(h->arch, "qwen35", 6) == 0)
+        return read_recurrent(k, h, n_all, e);
+    if (!gemma && !oss)
+        return OK; /* the others have no window, or one that is ignored */
+    enum err_code rc = oss ? need_u32(k, "attention.sliding_window", 1, 1u << 24, &h->n_window, e)
+                           : opt_u32(k, "attention.sliding_window", 0, 1u << 24, &h->n_window, e);
+    if (rc == OK && gemma && gguf_has(k->g, key_of(k, "attention.sliding_window_pattern")))
+        rc = opt_u32(k, "attention.sliding_window_pattern", 1, HPARAMS_MAX_BLOCKS, &period, e);
+    for (uint32_t i = 0; rc == OK && h->n_window > 0 && i < h->n_block; i++)
+        h->kind[i] = i % period < period - 1 ? BLOCK_WINDOW : BLOCK_FULL;
+    return rc;
+}
+
+bool hparams_bounded_rewind(const struct hparams *h)
+{
+    for (uint32_t i = 0; i < h->n_block; i++) {
+        if (h->kind[i] != BLOCK_FULL)
+            return true;
     }
-    return OK;
+    return false;
+}
+
+uint32_t hparams_conv_channels(const struct hparams *h)
+{
+    return h->ssm.state * (2 * h->ssm.n_key + h->ssm.n_value);
+}
+
+static enum err_code read_heads(struct keys *k, struct hparams *h, uint32_t n_all, struct err *e)
+{
+    /* the widths of a model whose blocks all have experts need not be there */
+    static const uint32_t none[HPARAMS_MAX_BLOCKS];
+    bool recurrent = h->ssm.state > 0;
+    enum err_code rc = per_block(k, "attention.head_count", n_all, 1, 4096, NULL, h->n_head, e);
+    if (rc == OK)
+        rc = per_block(k, "attention.head_count_kv", n_all, recurrent ? 0 : 1, 4096, h->n_head, h->n_head_kv, e);
+    if (rc == OK)
+        rc = per_block(k, "feed_forward_length", n_all, h->n_expert ? 0 : 1, 1u << 24, h->n_expert ? none : NULL,
+                       h->n_ff, e);
+    uint32_t first = h->n_head ? h->n_head[0] : 0;
+    for (uint32_t i = 0; rc == OK && i < n_all; i++) {
+        if (h->kind[i] != BLOCK_RECURRENT && (h->n_head_kv[i] == 0 || h->n_head[i] % h->n_head_kv[i] != 0))
+            rc = err_set(e, ERR_RANGE, "block %u: %u heads cannot share %u key/value heads evenly", i, h->n_head[i],
+                         h->n_head_kv[i]);
+    }
+    if (rc != OK)
+        return rc;
+    if (!gguf_has(k->g, key_of(k, "attention.key_length")) && h->n_embd % first != 0)
+        return err_set(e, ERR_RANGE, "the embedding length %u is not a multiple of the %u heads, and %s is missing",
+                       h->n_embd, first, key_of(k, "attention.key_length"));
+    h->head_dim_k = h->head_dim_v = h->n_embd / first;
+    rc = opt_u32(k, "attention.key_length", 1, 4096, &h->head_dim_k, e);
+    return rc == OK ? opt_u32(k, "attention.value_length", 1, 4096, &h->head_dim_v, e) : rc;
 }
 
 static enum err_code read_all(struct keys *k, struct hparams *h, struct err *e)
@@ -136,33 +290,16 @@ static enum err_code read_all(struct keys *k, struct hparams *h, struct err *e)
     h->n_head = calloc(n_all, sizeof *h->n_head);
     h->n_head_kv = calloc(n_all, sizeof *h->n_head_kv);
     h->n_ff = calloc(n_all, sizeof *h->n_ff);
-    if (!h->n_head || !h->n_head_kv || !h->n_ff)
+    h->kind = calloc(n_all, sizeof *h->kind);
+    if (!h->n_head || !h->n_head_kv || !h->n_ff || !h->kind)
         return err_set(e, ERR_NOMEM, "out of memory");
-    rc = per_block(k, "attention.head_count", n_all, 4096, NULL, h->n_head, e);
+    rc = read_experts(k, h, e);
     if (rc == OK)
-        rc = per_block(k, "attention.head_count_kv", n_all, 4096, h->n_head, h->n_head_kv, e);
+        rc = read_kinds(k, h, n_all, e);
     if (rc == OK)
-        rc = per_block(k, "feed_forward_length", n_all, 1u << 24, NULL, h->n_ff, e);
-    for (uint32_t i = 0; rc == OK && i < n_all; i++) {
-        if (h->n_head[i] % h->n_head_kv[i] != 0)
-            rc = err_set(e, ERR_RANGE, "block %u: %u heads cannot share %u key/value heads evenly", i, h->n_head[i],
-                         h->n_head_kv[i]);
-    }
-    if (rc != OK)
-        return rc;
-
-    bool explicit_dim = gguf_has(k->g, key_of(k, "attention.key_length"));
-    if (!explicit_dim && h->n_embd % h->n_head[0] != 0)
-        return err_set(e, ERR_RANGE, "the embedding length %u is not a multiple of the %u heads, and %s is missing",
-                       h->n_embd, h->n_head[0], key_of(k, "attention.key_length"));
-    h->head_dim_k = h->head_dim_v = h->n_embd / h->n_head[0];
-    rc = opt_u32(k, "attention.key_length", 1, 4096, &h->head_dim_k, e);
+        rc = read_heads(k, h, n_all, e);
     if (rc == OK)
-        rc = opt_u32(k, "attention.value_length", 1, 4096, &h->head_dim_v, e);
-    if (rc == OK)
-        rc = opt_u32(k, "expert_count", 0, 65536, &h->n_expert, e);
-    if (rc == OK)
-        rc = opt_u32(k, "expert_used_count", 0, h->n_expert, &h->n_expert_used, e);
+        rc = opt_f32(k, "final_logit_softcapping", 0.0f, 1e6f, &h->logit_softcap, e);
     if (rc == OK)
         rc = read_rope(k, h, e);
     return rc == OK ? read_vocab(k, h, e) : rc;
@@ -195,6 +332,7 @@ void hparams_fini(struct hparams *h)
     free(h->n_head);
     free(h->n_head_kv);
     free(h->n_ff);
+    free(h->kind);
     *h = (struct hparams){0};
 }
 

@@ -8,7 +8,26 @@
 
 #include "model/gguf.h"
 
+#include <stdbool.h>
+
 #define HPARAMS_MAX_BLOCKS 1024u
+
+/* What state a block keeps. */
+enum block_kind {
+    BLOCK_FULL,      /* attention over all positions */
+    BLOCK_WINDOW,    /* attention over the last n_window positions */
+    BLOCK_RECURRENT, /* gated delta net: a state of fixed size */
+};
+
+enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN, ROPE_SCALING_LONGROPE };
+
+/* How a router's logits become weights; the numbers are those of the key expert_gating_func. */
+enum gating {
+    GATING_UNSET = 0,
+    GATING_SOFTMAX = 1,          /* softmax over all experts, then the best */
+    GATING_SIGMOID = 2,          /* sigmoid of each */
+    GATING_SOFTMAX_SELECTED = 3, /* the best by logit, then softmax over these */
+};
 
 struct hparams {
     char arch[32];
@@ -19,13 +38,41 @@ struct hparams {
     uint32_t n_ctx_train;
     uint32_t head_dim_k, head_dim_v; /* elements of one head's key / value */
     uint32_t n_rot;                  /* leading elements of a head that RoPE turns */
-    float rope_base, rope_scale;     /* rope_scale: 1/factor for linear scaling, else 1 */
+    float rope_base, rope_scale;     /* rope_scale: 1/factor for linear and YaRN scaling, else 1 */
+    float rope_base_window;          /* of BLOCK_WINDOW blocks */
+    enum rope_scaling rope_scaling;
+    float rope_attn_factor; /* of YaRN and LongRoPE */
+    uint32_t n_ctx_orig;    /* context before scaling */
     float rms_eps;
-    uint32_t n_expert, n_expert_used;
-    uint32_t *n_head;    /* [n_block] */
-    uint32_t *n_head_kv; /* [n_block] */
-    uint32_t *n_ff;      /* [n_block] */
+    float logit_softcap; /* 0: none */
+
+    uint32_t n_expert, n_expert_used; /* 0: no experts */
+    uint32_t n_ff_exp, n_ff_shared;   /* width of an expert, of all shared experts together; 0: key missing */
+    uint32_t n_dense_lead;            /* blocks before this one have no experts */
+    float expert_scale;               /* 0: unset */
+    bool expert_norm;                 /* weights of the used experts sum to 1 */
+    enum gating gating;
+
+    uint32_t n_window; /* of BLOCK_WINDOW blocks */
+
+    /* of BLOCK_RECURRENT blocks; 0 where there are none */
+    struct {
+        uint32_t conv;    /* taps of the convolution */
+        uint32_t state;   /* elements of one head's key and value */
+        uint32_t n_key;   /* key heads */
+        uint32_t n_value; /* value heads */
+    } ssm;
+
+    /* [n_block + n_nextn], indexed by absolute block; n_head_kv and n_ff may be 0 where a block has none */
+    uint32_t *n_head, *n_head_kv, *n_ff;
+    uint8_t *kind; /* enum block_kind */
 };
+
+/* Does any block keep state that cannot be cut back to every earlier position? */
+bool hparams_bounded_rewind(const struct hparams *h);
+
+/* Channels of the convolution of a recurrent block: queries, keys and values side by side. */
+uint32_t hparams_conv_channels(const struct hparams *h);
 
 /* ERR_NOT_FOUND, ERR_FORMAT, ERR_RANGE name the key. Does not ask whether the family is known. */
 enum err_code hparams_read(const struct gguf *g, struct hparams *out, struct err *e) KV_MUST_USE;

@@ -208,16 +208,24 @@ enum err_code plan_layers(const char *text, const struct model_sizes *s, struct 
     return rc;
 }
 
-uint64_t plan_kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, uint32_t n_ctx, uint32_t n_slots,
-                       uint32_t element_bytes)
+/* What block b keeps for one sequence. Each factor product stays far below 2^128. */
+static wide block_state_bytes(const struct hparams *h, uint32_t b, const struct plan_cache *c)
+{
+    if (h->kind[b] == BLOCK_RECURRENT) {
+        wide delta = (wide)h->ssm.state * h->ssm.state * h->ssm.n_value;
+        return (delta + (wide)(h->ssm.conv - 1) * hparams_conv_channels(h)) * sizeof(float);
+    }
+    wide row = (wide)h->n_head_kv[b] * ((uint64_t)h->head_dim_k + h->head_dim_v);
+    return row * (h->kind[b] == BLOCK_WINDOW ? c->window_cells : c->n_ctx) * c->bytes32 / 32;
+}
+
+uint64_t plan_kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, const struct plan_cache *c)
 {
     wide total = 0;
-    /* The largest factor products stay far below 2^128: 2^33 * 2^32 for the row, 1024 blocks. */
     for (uint32_t b = first; b < end && b < h->n_block; b++)
-        total += (wide)h->n_head_kv[b] * ((uint64_t)h->head_dim_k + h->head_dim_v);
-    total *= n_ctx;
+        total += block_state_bytes(h, b, c);
     if (total > UINT64_MAX)
         return UINT64_MAX;
-    total *= (wide)n_slots * element_bytes;
+    total *= c->n_slots;
     return total > UINT64_MAX ? UINT64_MAX : (uint64_t)total;
 }

@@ -27,9 +27,12 @@ enum err_code plan_even(const struct model_sizes *s, uint32_t n_ranks, struct pl
 enum err_code plan_layers(const char *text, const struct model_sizes *s, struct plan_window *out, uint32_t cap,
                           uint32_t *n_out, struct err *e) KV_MUST_USE;
 
-/* Bytes of keys and values of [first, end) for n_slots sequences of n_ctx positions; UINT64_MAX when it is more than
- * that. */
-uint64_t plan_kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, uint32_t n_ctx, uint32_t n_slots,
-                       uint32_t element_bytes);
+/* Bytes of keys, values and recurrent states of [first, end) for n_slots sequences of n_ctx positions; UINT64_MAX when
+ * it is more than that. window_cells: positions that blocks with a sliding window keep; bytes32: bytes of 32 cached
+ * elements. */
+struct plan_cache {
+    uint32_t n_ctx, n_slots, window_cells, bytes32;
+};
+uint64_t plan_kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, const struct plan_cache *c);
 
 #endif

@@ -205,8 +205,8 @@ static void hyper_parameters_that_contradict_the_tensors_are_refused(void **stat
         {"llama.attention.value_length", 8, ERR_FORMAT, "attn_v.weight"},
         {"llama.feed_forward_length", 256, ERR_FORMAT, "ffn_"},
         {"llama.block_count", 4, ERR_NOT_FOUND, "blk.3."},
-        {"llama.expert_count", 8, ERR_UNSUPPORTED, "experts"},
-        {"llama.nextn_predict_layers", 1, ERR_UNSUPPORTED, "NextN"},
+        {"llama.expert_count", 8, ERR_NOT_FOUND, "llama.expert_used_count"},
+        {"llama.nextn_predict_layers", 4, ERR_RANGE, "llama.nextn_predict_layers"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct maker_params p = tiny();
@@ -261,7 +261,7 @@ static void an_unknown_family_is_refused(void **state)
     for (uint8_t *at = b.data; (at = memmem(at, 4096 - (size_t)(at - b.data), "llama", 5)); n++)
         at[2] = 'u';
     assert_true(n > 10);
-    expect_bytes(&b, ERR_UNSUPPORTED, "architecture 'lluma' cannot be run yet (known: llama");
+    expect_bytes(&b, ERR_UNSUPPORTED, "architecture 'lluma' cannot be run (known: llama");
     buf_free(&b);
     p.broken_key = "general.architecture";
     p.broken_key_how = MAKER_KEY_STRING;

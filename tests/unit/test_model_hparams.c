@@ -216,7 +216,7 @@ static void rope_scaling_other_than_linear_is_not_supported(void **state)
     struct maker_params p = tiny();
     p.broken_key = "llama.rope.scaling.type";
     p.broken_key_how = MAKER_KEY_STRING;
-    expect(&p, ERR_UNSUPPORTED, "'wrong' is not supported yet (known: none, linear)");
+    expect(&p, ERR_UNSUPPORTED, "'wrong' is not supported (known: none, linear, yarn, longrope)");
 }
 
 static void linear_scaling_divides_positions(void **state)

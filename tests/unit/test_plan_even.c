@@ -281,26 +281,53 @@ static void lists_that_are_none_are_refused(void **state)
 
 /* --- keys and values --- */
 
+static uint64_t kv_bytes(const struct hparams *h, uint32_t first, uint32_t end, uint32_t n_ctx, uint32_t n_slots,
+                         uint32_t bytes32)
+{
+    struct plan_cache c = {.n_ctx = n_ctx, .n_slots = n_slots, .window_cells = n_ctx / 4, .bytes32 = bytes32};
+    return plan_kv_bytes(h, first, end, &c);
+}
+
 static void kv_bytes_are_summed_over_the_window(void **state)
 {
     (void)state;
     uint32_t heads[] = {2, 4, 1};
-    struct hparams h = {.n_block = 3, .head_dim_k = 16, .head_dim_v = 8, .n_head_kv = heads};
-    assert_int_equal(plan_kv_bytes(&h, 0, 3, 100, 2, 4), 7ull * 24 * 100 * 2 * 4);
-    assert_int_equal(plan_kv_bytes(&h, 1, 2, 100, 2, 2), 4ull * 24 * 100 * 2 * 2);
-    assert_int_equal(plan_kv_bytes(&h, 2, 9, 1, 1, 1), 24);
-    assert_int_equal(plan_kv_bytes(&h, 2, 2, 1, 1, 1), 0);
+    uint8_t kind[] = {BLOCK_FULL, BLOCK_FULL, BLOCK_FULL};
+    struct hparams h = {.n_block = 3, .head_dim_k = 16, .head_dim_v = 8, .n_head_kv = heads, .kind = kind};
+    assert_int_equal(kv_bytes(&h, 0, 3, 100, 2, 128), 7ull * 24 * 100 * 2 * 4);
+    assert_int_equal(kv_bytes(&h, 1, 2, 100, 2, 64), 4ull * 24 * 100 * 2 * 2);
+    assert_int_equal(kv_bytes(&h, 0, 3, 32, 1, 34), 7ull * 24 * 34);
+    assert_int_equal(kv_bytes(&h, 2, 9, 1, 1, 32), 24);
+    assert_int_equal(kv_bytes(&h, 2, 2, 1, 1, 32), 0);
+}
+
+static void kv_bytes_know_windows_and_recurrent_blocks(void **state)
+{
+    (void)state;
+    uint32_t heads[] = {2, 2, 2};
+    uint8_t kind[] = {BLOCK_WINDOW, BLOCK_FULL, BLOCK_RECURRENT};
+    struct hparams h = {.n_block = 3,
+                        .head_dim_k = 16,
+                        .head_dim_v = 16,
+                        .n_head_kv = heads,
+                        .kind = kind,
+                        .ssm = {.conv = 4, .state = 8, .n_key = 2, .n_value = 4}};
+    assert_int_equal(kv_bytes(&h, 0, 1, 400, 3, 64), 64ull * 100 * 3 * 2);
+    assert_int_equal(kv_bytes(&h, 1, 2, 400, 3, 64), 64ull * 400 * 3 * 2);
+    assert_int_equal(kv_bytes(&h, 2, 3, 400, 3, 64), 3ull * 4 * (8 * 8 * 4 + 3 * (8 * 2 * 2 + 8 * 4)));
 }
 
 static void kv_bytes_do_not_wrap(void **state)
 {
     (void)state;
     uint32_t heads[] = {UINT32_MAX, UINT32_MAX};
-    struct hparams h = {.n_block = 2, .head_dim_k = UINT32_MAX, .head_dim_v = UINT32_MAX, .n_head_kv = heads};
-    assert_true(plan_kv_bytes(&h, 0, 2, UINT32_MAX, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
+    uint8_t kind[] = {BLOCK_FULL, BLOCK_FULL};
+    struct hparams h = {
+        .n_block = 2, .head_dim_k = UINT32_MAX, .head_dim_v = UINT32_MAX, .n_head_kv = heads, .kind = kind};
+    assert_true(kv_bytes(&h, 0, 2, UINT32_MAX, UINT32_MAX, 128) == UINT64_MAX);
     heads[0] = heads[1] = 1;
     h.head_dim_k = h.head_dim_v = 1;
-    assert_true(plan_kv_bytes(&h, 0, 2, UINT32_MAX, UINT32_MAX, UINT32_MAX) == UINT64_MAX);
+    assert_true(kv_bytes(&h, 0, 2, UINT32_MAX, UINT32_MAX, 128) == UINT64_MAX);
 }
 
 int main(void)
@@ -319,6 +346,7 @@ int main(void)
         cmocka_unit_test(lists_that_do_not_tile_are_refused),
         cmocka_unit_test(lists_that_are_none_are_refused),
         cmocka_unit_test(kv_bytes_are_summed_over_the_window),
+        cmocka_unit_test(kv_bytes_know_windows_and_recurrent_blocks),
         cmocka_unit_test(kv_bytes_do_not_wrap),
     };
     return cmocka_run_group_tests_name("plan_even", tests, NULL, NULL);

@@ -349,7 +349,7 @@ static void step_refuses_bad_entries(void **state)
     const size_t e0 = 12, e1 = 12 + 28;
     step_refused(e0 + 20, 8, ERR_PROTOCOL, "step entry 0: slot 8, the ring has 8");
     step_refused(e1 + 20, 0x00010001, ERR_PROTOCOL, "step entry 1: slot 1 is there twice");
-    step_refused(e1 + 20, 0x00080004, ERR_PROTOCOL, "flags 0x8, I know 0x7");
+    step_refused(e1 + 20, 0x00100004, ERR_PROTOCOL, "flags 0x10, I know 0xf");
     step_refused(e1 + 20, 0x80000004, ERR_PROTOCOL, "flags 0x8000");
     step_refused(e1 + 20, 0x00020004, ERR_PROTOCOL, "step entry 1 resets its slot but begins at position 5");
     step_refused(e1 + 16, 100, ERR_PROTOCOL, "position 100 + 1 tokens exceed the context of 100");
@@ -436,7 +436,7 @@ static void step_that_would_be_refused_is_not_sent(void **state)
     step_not_sent(&r.b, true, ERR_ARG);
     room_step(&r)->entries[0].slot = BATCH_MAX_SLOTS;
     step_not_sent(&r.b, true, ERR_ARG);
-    room_step(&r)->entries[0].flags = 8;
+    room_step(&r)->entries[0].flags = 16;
     step_not_sent(&r.b, true, ERR_ARG);
     room_step(&r)->entries[1].n_tok = 0;
     step_not_sent(&r.b, true, ERR_ARG);
