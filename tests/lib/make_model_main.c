@@ -119,8 +119,11 @@ static void print_usage(FILE *to)
     const char *name, *about = "";
 
     fputs(usage_head, to);
-    for (size_t i = 0; i < N_NUMBERS; i++)
-        fprintf(to, "  --%-12s N  %s\n", numbers[i].name, numbers[i].about);
+    for (size_t i = 0; i < N_NUMBERS; i++) {
+        char option[32];
+        snprintf(option, sizeof option, "--%s N", numbers[i].name);
+        fprintf(to, "  %-16s %s\n", option, numbers[i].about);
+    }
     fputs(usage_tail, to);
     for (size_t i = 0; (name = maker_preset_at(i, &about)) != NULL; i++)
         fprintf(to, "  %-20s %s\n", name, about);
@@ -141,10 +144,11 @@ static enum err_code take_mix(const char *name, struct maker_params *p, struct e
     return err_set(e, ERR_ARG, "no mix '%s': one of none q6-head q4_k_m mxfp4-moe", name);
 }
 
-/* A type alone means all of that type, whatever the preset mixed. */
-static enum err_code take_type(const char *name, struct maker_params *p, struct err *e)
+/* A type without --mix means all of that type, whatever the preset mixed. */
+static enum err_code take_type(const char *name, struct maker_params *p, bool mix_is_said, struct err *e)
 {
-    p->mix = MAKER_MIX_NONE;
+    if (!mix_is_said)
+        p->mix = MAKER_MIX_NONE;
     return maker_type_and_mix(name, &p->type, &p->mix, e);
 }
 
@@ -177,7 +181,7 @@ static enum err_code take_rope_base(struct maker_params *p, struct err *e)
     return rc;
 }
 
-static enum err_code take_option(int id, struct maker_params *p, struct err *e)
+static enum err_code take_option(int id, struct maker_params *p, bool *mix_is_said, struct err *e)
 {
     if (id >= OPT_NUMBER && id < OPT_PRESET)
         return take_number((size_t)(id - OPT_NUMBER), p, e);
@@ -187,8 +191,9 @@ static enum err_code take_option(int id, struct maker_params *p, struct err *e)
     case OPT_FAMILY:
         return take_family(optarg, p, e);
     case OPT_TYPE:
-        return take_type(optarg, p, e);
+        return take_type(optarg, p, *mix_is_said, e);
     case OPT_MIX:
+        *mix_is_said = true;
         return take_mix(optarg, p, e);
     case OPT_ROPE_BASE:
         return take_rope_base(p, e);
@@ -232,6 +237,7 @@ int main(int argc, char **argv)
     struct option options[N_NUMBERS + N_OTHERS + 1] = {0};
     struct maker_params p = maker_small();
     struct err e = {0};
+    bool mix_is_said = false;
     struct stat st;
     char size[16];
 
@@ -243,7 +249,7 @@ int main(int argc, char **argv)
             print_usage(id == 'h' ? stdout : stderr);
             return id == 'h' ? 0 : 2;
         }
-        if (take_option(id, &p, &e) != OK) {
+        if (take_option(id, &p, &mix_is_said, &e) != OK) {
             fprintf(stderr, "make_model: %s\n", e.msg);
             return 2;
         }

@@ -98,6 +98,8 @@ static enum err_code check_shape(const struct maker_params *p, struct err *e)
     enum err_code rc = maker_check_family(p, e);
     if (rc != OK)
         return rc;
+    if (!type_known(p->type))
+        return err_set(e, ERR_ARG, "maker: type %d is not one of " MAKER_TYPES, p->type);
     if ((rc = in_range("n_block", p->n_block, 1, MAKER_MAX_BLOCKS, e)) != OK ||
         (rc = in_range("n_embd", p->n_embd, 1, MAKER_MAX_WIDTH, e)) != OK ||
         (rc = in_range("n_head", p->n_head, 1, 1024, e)) != OK ||
@@ -256,6 +258,12 @@ static void fill_row(const struct maker *m, const struct maker_tensor *t, uint64
     case MAKER_FILL_NORMAL:
         fill_normal(out, n, t->a, row_scale(m, t, row), stream);
         break;
+    case MAKER_FILL_SIGNS:
+        fill_normal(out, n, t->a, t->b, stream);
+        for (int64_t i = 0; i < n; i++)
+            if (hash_mix64(~stream + (uint64_t)i) & 1)
+                out[i] = -out[i];
+        break;
     case MAKER_FILL_UNIFORM:
         for (int64_t i = 0; i < n; i++)
             out[i] = t->a + (t->b - t->a) * (float)hash_uniform(stream, (uint64_t)i);
@@ -313,8 +321,7 @@ static const struct pool *pool_get(struct maker *m, enum ggml_type type, float m
 
     pthread_mutex_lock(&m->lock);
     for (pool = m->pools; pool; pool = pool->next)
-        if (pool->type == type && memcmp(&pool->mean, &mean, sizeof mean) == 0 &&
-            memcmp(&pool->scale, &scale, sizeof scale) == 0)
+        if (pool->type == type && pool->mean == mean && pool->scale == scale)
             break;
     if (!pool && (pool = pool_make(m, type, mean, scale)) != NULL) {
         pool->next = m->pools;

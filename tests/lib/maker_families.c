@@ -248,8 +248,6 @@ static enum ggml_type type_of(const struct maker_params *p, const struct row *r,
     bool head = starts(r->name, "output.") || (p->tied && starts(r->name, "token_embd."));
     enum ggml_type type = (enum ggml_type)p->type;
 
-    if (p->type < 0 || p->type >= (int)GGML_TYPE_COUNT || ggml_blck_size(type) == 0)
-        return type; /* refused later */
     if (p->mix == MAKER_MIX_MXFP4_MOE && r->ne[2] != NO)
         type = GGML_TYPE_MXFP4;
     if ((p->mix == MAKER_MIX_Q6_HEAD || p->mix == MAKER_MIX_Q4_K_M) && head)
@@ -332,6 +330,8 @@ static enum err_code add(const struct maker_params *p, const struct row *r, uint
     if (starts(r->name, "token_embd.") && !p->tied)
         gain = sqrtf((float)p->n_embd);
     set_fill(&t, r, gain, t.ne[0]);
+    if (starts(r->name, "output_norm.") && p->tied)
+        t.fill = MAKER_FILL_SIGNS; /* or every token would be followed by itself */
     t.quiet_tokens = starts(r->name, "output.") || (p->tied && starts(r->name, "token_embd."));
     for (const char *c = t.name; *c; c++) /* by name, so that a dropped tensor leaves the others as they are */
         t.stream = hash_mix64(t.stream + 0x9e3779b97f4a7c15ull + (uint8_t)*c);

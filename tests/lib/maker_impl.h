@@ -15,6 +15,7 @@
 
 enum maker_fill {
     MAKER_FILL_NORMAL,    /* mean a, deviation b */
+    MAKER_FILL_SIGNS,     /* the same, and every other one or so negative */
     MAKER_FILL_UNIFORM,   /* a to b */
     MAKER_FILL_ROPE_FREQS /* divisors of the frequencies: 1 for the fast ones, up to a for the slow ones */
 };

@@ -51,14 +51,13 @@
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 
 struct vocab {
-    bool bpe;
     const char *pre;
     const char *head[5];  /* SPM: before the bytes */
     const char *tail[12]; /* after the words */
     const char *bos, *eos, *unk, *pad, *eot;
-    bool add_bos, space_prefix;
     const char *chat;
     uint32_t real_size, real_text; /* the family's own size, and where its special tokens begin: padding follows them */
+    bool bpe, add_bos, space_prefix;
 };
 
 enum vocab_kind { VOCAB_LLAMA, VOCAB_LLAMA3, VOCAB_QWEN2, VOCAB_QWEN35, VOCAB_GEMMA, VOCAB_PHI3, VOCAB_OSS, VOCAB_GLM };
