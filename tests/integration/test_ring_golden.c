@@ -34,21 +34,32 @@
 
 struct model {
     const char *file, *golden; /* stems; golden NULL: the demo model, which has no references */
-    bool shared, quantized;
+    const char *dir;           /* NULL: tests/data, else a folder of ../shared */
+    bool quantized;
     const char *cases[4]; /* of the references; of the demo model the prompts themselves */
 };
 
 static const struct model models[] = {
-    {"llama-spm-f32", "llama-spm-f32", false, false, {"short", "long", "code"}},
-    {"llama-tied-f32", "llama-tied-f32", false, false, {"short", "long", "chat"}},
-    {"llama3-f32", "llama3-f32", false, false, {"short", "long", "chat"}},
-    {"llama-spm-q8_0", "llama-spm-q8_0", false, true, {"short", "long", "code"}},
-    {"llama-spm-q4_0", "llama-spm-q4_0", false, true, {"short", "long", "code"}},
-    {"llama-spm-q4_0-00001-of-00003", "llama-spm-q4_0", false, true, {"short", "code"}},
-    {"llama-k256-q4_k_m", "llama-k256-q4_k_m", false, true, {"short", "long", "code"}},
-    {"stories260K-F32", "stories260K-F32", true, false, {"story0", "story1", "story2"}},
-    {"stories260K-Q8_0", "stories260K-Q8_0", true, true, {"story0", "story1"}},
-    {"huginn", NULL, false, true, {"It was a cold morning in the village, and the old sailor", "Once"}},
+    {"llama-spm-f32", "llama-spm-f32", NULL, false, {"short", "long", "code"}},
+    {"llama-tied-f32", "llama-tied-f32", NULL, false, {"short", "long", "chat"}},
+    {"llama3-f32", "llama3-f32", NULL, false, {"short", "long", "chat"}},
+    {"llama-spm-q8_0", "llama-spm-q8_0", NULL, true, {"short", "long", "code"}},
+    {"llama-spm-q4_0", "llama-spm-q4_0", NULL, true, {"short", "long", "code"}},
+    {"llama-spm-q4_0-00001-of-00003", "llama-spm-q4_0", NULL, true, {"short", "code"}},
+    {"llama-k256-q4_k_m", "llama-k256-q4_k_m", NULL, true, {"short", "long", "code"}},
+    {"qwen2-f32", "qwen2-f32", "fixtures", false, {"short", "long", "chat"}},
+    {"qwen3-f32", "qwen3-f32", NULL, false, {"short", "long", "chat"}},
+    {"qwen3moe-f32", "qwen3moe-f32", "fixtures", false, {"short", "long", "chat"}},
+    {"qwen3moe-q4_0", "qwen3moe-q4_0", "fixtures", true, {"short", "long"}},
+    {"qwen35-f32", "qwen35-f32", "fixtures", false, {"short", "long", "chat"}},
+    {"qwen35moe-f32", "qwen35moe-f32", NULL, false, {"short", "long", "chat"}},
+    {"qwen35moe-k256-q4_k_m", "qwen35moe-k256-q4_k_m", "fixtures", true, {"short", "long"}},
+    {"gemma3-f32", "gemma3-f32", NULL, false, {"short", "long", "chat"}},
+    {"phi3-f32", "phi3-f32", "fixtures", false, {"short", "long", "chat"}},
+    {"gpt-oss-mxfp4", "gpt-oss-mxfp4", "fixtures", true, {"short", "long"}},
+    {"stories260K-F32", "stories260K-F32", "models", false, {"story0", "story1", "story2"}},
+    {"stories260K-Q8_0", "stories260K-Q8_0", "models", true, {"story0", "story1"}},
+    {"huginn", NULL, NULL, true, {"It was a cold morning in the village, and the old sailor", "Once"}},
 };
 #define N_MODELS (sizeof models / sizeof *models)
 
@@ -105,12 +116,13 @@ static bool subject_open(const struct model *m, struct subject *s)
         if (!test_demo_model(path))
             return false;
     } else {
-        snprintf(name, sizeof name, m->shared ? "models/%s.gguf" : "%s.gguf", m->file);
-        if (m->shared && !test_have_shared(name))
+        char ref[128];
+        snprintf(name, sizeof name, "%s%s%s.gguf", m->dir ? m->dir : "", m->dir ? "/" : "", m->file);
+        snprintf(ref, sizeof ref, "%s%sgolden/%s.bin", m->dir ? m->dir : "", m->dir ? "/" : "", m->golden);
+        if (m->dir && !test_have_shared(name))
             return false;
-        m->shared ? test_shared(name, path) : test_data(name, path);
-        snprintf(name, sizeof name, m->shared ? "models/golden/%s.bin" : "golden/%s.bin", m->golden);
-        m->shared ? test_shared(name, gold) : test_data(name, gold);
+        m->dir ? test_shared(name, path) : test_data(name, path);
+        m->dir ? test_shared(ref, gold) : test_data(ref, gold);
         if (golden_open(gold, &s->gold, &e) != OK)
             fail_msg("%s", e.msg);
     }
