@@ -191,8 +191,7 @@ static void spell(uint32_t i, uint32_t of, const char *before, char out[MAKER_PI
     size_t len = strlen(before);
 
     memcpy(out, before, len);
-    while (of > 1) {
-        of /= N_SYLLABLES;
+    for (of /= N_SYLLABLES; of > 0; of /= N_SYLLABLES) {
         uint32_t s = rest / of;
         rest %= of;
         out[len++] = consonants[s / 5];
