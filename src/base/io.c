@@ -166,10 +166,11 @@ void io_map_fetch(const struct io_map *m, const void *p, size_t len)
 #endif
 }
 
-uint64_t io_resident_bytes(void)
+/* The number of kB behind a word in a file of /proc, in bytes; 0 when it is not there. */
+static uint64_t proc_kb(const char *path, const char *word)
 {
     char text[4096];
-    int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return 0;
     ssize_t n = read(fd, text, sizeof text - 1);
@@ -177,6 +178,16 @@ uint64_t io_resident_bytes(void)
     if (n <= 0)
         return 0;
     text[n] = 0;
-    const char *p = strstr(text, "VmRSS:");
-    return p ? strtoull(p + 6, NULL, 10) * 1024 : 0;
+    const char *p = strstr(text, word);
+    return p ? strtoull(p + strlen(word), NULL, 10) * 1024 : 0;
+}
+
+uint64_t io_resident_bytes(void)
+{
+    return proc_kb("/proc/self/status", "VmRSS:");
+}
+
+uint64_t io_available_bytes(void)
+{
+    return proc_kb("/proc/meminfo", "MemAvailable:");
 }

@@ -42,4 +42,7 @@ void io_map_fetch(const struct io_map *m, const void *p, size_t len);
 /* Resident set of this process in bytes (VmRSS), 0 when unknown. */
 uint64_t io_resident_bytes(void);
 
+/* Memory that programs could take now without swapping (MemAvailable), 0 when unknown. */
+uint64_t io_available_bytes(void);
+
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "engine/backend.h"
 
+#include "base/io.h"
 #include "model/gguf.h"
 
 #include <ggml-cpu.h>
@@ -39,6 +40,17 @@ static const char *kind_name(enum ggml_backend_dev_type t)
     }
 }
 
+/* ggml says of the CPU that all its memory is free. */
+static void free_memory(ggml_backend_dev_t dev, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    size_t f = 0, t = 0;
+    ggml_backend_dev_memory(dev, &f, &t);
+    if (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU)
+        f = (size_t)io_available_bytes();
+    *free_bytes = f;
+    *total_bytes = t;
+}
+
 size_t backend_count(void)
 {
     return ggml_backend_dev_count();
@@ -52,8 +64,13 @@ bool backend_describe(size_t i, struct backend_info *out)
     *out = (struct backend_info){.name = ggml_backend_dev_name(dev),
                                  .description = ggml_backend_dev_description(dev),
                                  .kind = kind_name(ggml_backend_dev_type(dev))};
-    ggml_backend_dev_memory(dev, &out->free_bytes, &out->total_bytes);
+    free_memory(dev, &out->free_bytes, &out->total_bytes);
     return true;
+}
+
+bool backend_have_plugin(const char *name)
+{
+    return ggml_backend_reg_by_name(name) != NULL;
 }
 
 static ggml_backend_dev_t find(const char *name)
@@ -64,6 +81,55 @@ static ggml_backend_dev_t find(const char *name)
             return dev;
     }
     return NULL;
+}
+
+uint64_t backend_free_bytes(const char *name)
+{
+    uint64_t f = 0, t;
+    struct err e;
+    ggml_backend_dev_t dev = backend_library_init(&e) == OK ? find(name) : NULL;
+    if (dev)
+        free_memory(dev, &f, &t);
+    return f;
+}
+
+/* The same card can be there twice, under two plugins. */
+static bool same_card(ggml_backend_dev_t a, ggml_backend_dev_t b)
+{
+    struct ggml_backend_dev_props x, y;
+    ggml_backend_dev_get_props(a, &x);
+    ggml_backend_dev_get_props(b, &y);
+    return x.device_id && y.device_id && strcmp(x.device_id, y.device_id) == 0;
+}
+
+const char *backend_best(uint64_t need)
+{
+    ggml_backend_dev_t best = NULL;
+    uint64_t best_free = 0;
+    struct err e;
+    if (backend_library_init(&e) != OK)
+        return NULL;
+    for (int own = 1; own >= 0 && !best; own--) {
+        enum ggml_backend_dev_type want = own ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_IGPU;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+            uint64_t f, t;
+            if (ggml_backend_dev_type(dev) != want)
+                continue;
+            free_memory(dev, &f, &t);
+            bool fits = t == 0 || f >= need; /* t 0: it does not say */
+            if (fits && (!best || (f > best_free && !same_card(dev, best)))) {
+                best = dev;
+                best_free = f;
+            }
+        }
+    }
+    return best ? ggml_backend_dev_name(best) : NULL;
+}
+
+bool backend_is_cpu(const struct backend *b)
+{
+    return ggml_backend_dev_type(b->dev) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
 static enum err_code unknown_device(const char *name, struct err *e)
@@ -100,6 +166,18 @@ static enum err_code set_threads(struct backend *b, uint32_t n_threads, struct e
     return OK;
 }
 
+/* Others may lay quantized tensors out anew as they are written, and then want them whole. */
+static bool keeps_layout(ggml_backend_dev_t dev)
+{
+    static const char *const plain[] = {"CPU", "Vulkan", "CUDA", "ROCm", "MTL"};
+    const char *name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
+        if (strcasecmp(name, plain[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 enum err_code backend_open(const char *name, uint32_t n_threads, struct backend *out, struct err *e)
 {
     struct backend b = {0};
@@ -111,11 +189,18 @@ enum err_code backend_open(const char *name, uint32_t n_threads, struct backend 
     b.dev = find(name);
     if (!b.dev)
         return unknown_device(name, e);
-    if (ggml_backend_dev_type(b.dev) != GGML_BACKEND_DEVICE_TYPE_CPU)
-        return err_set(e, ERR_UNSUPPORTED, "the device '%s' cannot run a stage yet: only cpu can", name);
+    enum ggml_backend_dev_type type = ggml_backend_dev_type(b.dev);
+    if (type == GGML_BACKEND_DEVICE_TYPE_ACCEL || type == GGML_BACKEND_DEVICE_TYPE_META)
+        return err_set(e, ERR_UNSUPPORTED, "the device '%s' only helps others compute; a stage needs cpu or a GPU",
+                       name);
     b.be = ggml_backend_dev_init(b.dev, NULL);
     if (!b.be)
         return err_set(e, ERR_DEVICE, "the device '%s' does not start", name);
+    b.plain = keeps_layout(b.dev);
+    if (type != GGML_BACKEND_DEVICE_TYPE_CPU) {
+        *out = b;
+        return OK;
+    }
     rc = set_threads(&b, n_threads, e);
     if (rc != OK) {
         backend_close(&b);

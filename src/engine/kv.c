@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "engine/kv.h"
 
+#include "base/log.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,9 +53,10 @@ static bool alloc_lists(struct kv *kv, uint32_t n)
     kv->v = calloc(n, sizeof(struct ggml_tensor *));
     kv->conv = calloc(n, sizeof(struct ggml_tensor *));
     kv->delta = calloc(n, sizeof(struct ggml_tensor *));
+    kv->on_cpu = calloc(n, sizeof *kv->on_cpu);
     kv->ctx = ggml_init(
         (struct ggml_init_params){.mem_size = (2 * (size_t)n + 1) * ggml_tensor_overhead(), .no_alloc = true});
-    return kv->k && kv->v && kv->conv && kv->delta && kv->ctx;
+    return kv->k && kv->v && kv->conv && kv->delta && kv->on_cpu && kv->ctx;
 }
 
 /* The tensors of block il. Returns their bytes. */
@@ -74,8 +77,16 @@ static uint64_t make_block(struct kv *kv, const struct hparams *h, uint32_t il, 
     return ggml_nbytes(kv->k[i]) + ggml_nbytes(kv->v[i]);
 }
 
-enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hparams *h, const struct kv_params *p,
-                      struct err *e)
+static enum err_code too_large(const struct kv *kv, uint64_t bytes, const char *more, struct err *e)
+{
+    return err_set(
+        e, ERR_NOMEM,
+        "out of memory for the key/value cache: %llu bytes%s for %u slots of %u positions; ask for a smaller "
+        "context or fewer slots",
+        (unsigned long long)bytes, more, kv->n_slots, kv->n_cells[KV_VIEW_FULL]);
+}
+
+enum err_code kv_init(struct kv *kv, const struct hparams *h, const struct kv_params *p, struct err *e)
 {
     if ((unsigned)p->type >= KV_TYPE_COUNT)
         return err_set(e, ERR_ARG, "there is no cache type number %u", (unsigned)p->type);
@@ -95,37 +106,125 @@ enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hpara
     uint64_t bytes = 0;
     for (uint32_t il = p->first; il < p->end && bytes <= MAX_BYTES; il++)
         bytes += make_block(&x, h, il, type);
-    if (bytes <= MAX_BYTES) /* ggml adds sizes up without looking */
-        x.buf = ggml_backend_alloc_ctx_tensors(x.ctx, b->be);
-    if (!x.buf) {
+    if (bytes > MAX_BYTES) { /* ggml adds sizes up without looking */
+        enum err_code rc = too_large(&x, bytes, " and more", e);
         kv_fini(&x);
-        return err_set(
-            e, ERR_NOMEM,
-            "out of memory for the key/value cache: %llu bytes%s for %u slots of %u positions; ask for a smaller "
-            "context or fewer slots",
-            (unsigned long long)bytes, bytes > MAX_BYTES ? " and more" : "", p->n_slots, p->n_ctx);
+        return rc;
     }
-    ggml_backend_buffer_clear(x.buf, 0);
     *kv = x;
     return OK;
 }
 
+/* The tensors of block first + i: NULL where it has none. */
+#define N_PARTS 4
+static struct ggml_tensor *part_of(const struct kv *kv, uint32_t i, int part)
+{
+    struct ggml_tensor *const t[N_PARTS] = {kv->k[i], kv->v[i], kv->conv[i], kv->delta[i]};
+    return t[part];
+}
+
+uint64_t kv_bytes_before(const struct kv *kv, uint32_t end)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < kv->end - kv->first; i++) {
+        for (int p = 0; p < N_PARTS; p++) {
+            struct ggml_tensor *t = part_of(kv, i, p);
+            bytes += t && kv->first + i < end ? ggml_nbytes(t) : 0;
+        }
+    }
+    return bytes;
+}
+
+static const struct ggml_tensor *root_of(const struct ggml_tensor *t)
+{
+    while (t->view_src)
+        t = t->view_src;
+    return t;
+}
+
+static bool touches(const struct kv *kv, uint32_t i, const struct ggml_tensor *node)
+{
+    for (int p = 0; p < N_PARTS; p++) {
+        const struct ggml_tensor *t = part_of(kv, i, p);
+        bool touched = t && root_of(node) == t;
+        for (int k = 0; t && k < GGML_MAX_SRC; k++)
+            touched |= node->src[k] && root_of(node->src[k]) == t;
+        if (touched)
+            return true;
+    }
+    return false;
+}
+
+void kv_probe(struct kv *kv, const struct devices *d, struct ggml_cgraph *gf)
+{
+    for (int n = 0; n < ggml_graph_n_nodes(gf); n++) {
+        struct ggml_tensor *node = ggml_graph_node(gf, n);
+        if (ggml_backend_dev_supports_op(d->main.dev, node))
+            continue;
+        for (uint32_t i = 0; i < kv->end - kv->first; i++) {
+            if (kv->on_cpu[i] || !devices_on_main(d->end, (int)(kv->first + i)) || !touches(kv, i, node))
+                continue;
+            kv->on_cpu[i] = true;
+            log_debug("kv", "block %u: %s cannot %s, its state stays with the CPU", kv->first + i,
+                      ggml_backend_dev_name(d->main.dev), ggml_op_desc(node));
+        }
+    }
+}
+
+static enum err_code alloc_on(struct kv *kv, const struct devices *d, bool main, struct err *e)
+{
+    const struct backend *b = main ? &d->main : &d->beside;
+    struct buffers *bufs = main ? &kv->main : &kv->cpu;
+    uint32_t n_blocks = kv->end - kv->first;
+    struct ggml_tensor **list = malloc((size_t)n_blocks * N_PARTS * sizeof(struct ggml_tensor *));
+    uint64_t bytes = 0;
+    size_t n = 0;
+    if (!list)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    for (uint32_t i = 0; i < n_blocks; i++) {
+        if ((devices_on_main(d->end, (int)(kv->first + i)) && !kv->on_cpu[i]) != main)
+            continue;
+        for (int p = 0; p < N_PARTS; p++) {
+            struct ggml_tensor *t = part_of(kv, i, p);
+            if (t) {
+                list[n++] = t;
+                bytes += ggml_nbytes(t);
+            }
+        }
+    }
+    enum err_code rc =
+        buffers_place(bufs, ggml_backend_dev_buffer_type(b->dev), GGML_BACKEND_BUFFER_USAGE_ANY, list, n, e);
+    free(list);
+    if (rc != OK)
+        return too_large(kv, bytes, devices_split(d) ? " of one device" : "", e);
+    for (size_t i = 0; i < bufs->n; i++)
+        ggml_backend_buffer_clear(bufs->item[i], 0);
+    return OK;
+}
+
+enum err_code kv_alloc(struct kv *kv, const struct devices *d, struct err *e)
+{
+    enum err_code rc = alloc_on(kv, d, true, e);
+    return rc == OK && devices_split(d) ? alloc_on(kv, d, false, e) : rc;
+}
+
 void kv_fini(struct kv *kv)
 {
-    if (kv->buf)
-        ggml_backend_buffer_free(kv->buf);
+    buffers_free(&kv->main);
+    buffers_free(&kv->cpu);
     if (kv->ctx)
         ggml_free(kv->ctx);
     free(kv->k);
     free(kv->v);
     free(kv->conv);
     free(kv->delta);
+    free(kv->on_cpu);
     *kv = (struct kv){0};
 }
 
 uint64_t kv_bytes(const struct kv *kv)
 {
-    return kv->buf ? ggml_backend_buffer_get_size(kv->buf) : 0;
+    return buffers_bytes(&kv->main) + buffers_bytes(&kv->cpu);
 }
 
 /* --- what cannot be cut back -------------------------------------------------------------------------------------- */
@@ -153,12 +252,26 @@ static bool nth_part(const struct kv *kv, uint32_t slot, size_t n, struct part *
     return true;
 }
 
+/* Not every device can fill memory by itself. */
+static void zero(struct ggml_tensor *t, size_t offset, size_t size)
+{
+    static const uint8_t zeros[1u << 16];
+    if (ggml_backend_buffer_is_host(t->buffer)) {
+        ggml_backend_tensor_memset(t, 0, offset, size);
+        return;
+    }
+    for (size_t n; size > 0; offset += n, size -= n) {
+        n = size < sizeof zeros ? size : sizeof zeros;
+        ggml_backend_tensor_set(t, zeros, offset, n);
+    }
+}
+
 void kv_clear_slot(struct kv *kv, uint32_t slot)
 {
     struct part p;
     for (size_t n = 0; nth_part(kv, slot, n, &p); n++) {
         if (p.t && (kv->conv[n / 2] == p.t || kv->delta[n / 2] == p.t))
-            ggml_backend_tensor_memset(p.t, 0, p.offset, p.size);
+            zero(p.t, p.offset, p.size);
     }
 }
 

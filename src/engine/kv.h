@@ -13,7 +13,8 @@
 #ifndef KVASIR_ENGINE_KV_H
 #define KVASIR_ENGINE_KV_H
 
-#include "engine/backend.h"
+#include "engine/buffers.h"
+#include "engine/devices.h"
 #include "model/hparams.h"
 
 #include <ggml.h>
@@ -32,7 +33,8 @@ struct kv {
     uint32_t n_cells[KV_VIEWS]; /* per slot */
     bool has[KV_VIEWS];         /* does the window have blocks of this kind? */
     struct ggml_context *ctx;
-    ggml_backend_buffer_t buf;
+    struct buffers main, cpu;    /* CPU memory is in `main` when the CPU is the main device */
+    bool *on_cpu;                /* [end - first]: kept from the main device */
     struct ggml_tensor **k, **v; /* [end - first], each [n_head_kv * head_dim, n_cells * n_slots]; NULL: recurrent */
     struct ggml_tensor **conv;   /* [end - first], each [(taps - 1) * channels, n_slots] f32; NULL: attention */
     struct ggml_tensor **delta;  /* [end - first], each [state * state * n_value, n_slots] f32; NULL: attention */
@@ -44,12 +46,21 @@ struct kv_params {
     enum kv_type type;
 };
 
-/* ERR_NOMEM says how many bytes were asked for; ERR_UNSUPPORTED when heads are no whole number of the type's blocks.
- * Everything is zeroed: a masked cell must not hold a NaN. */
-enum err_code kv_init(struct kv *kv, const struct backend *b, const struct hparams *h, const struct kv_params *p,
-                      struct err *e) KV_MUST_USE;
+/* Makes the tensors, still without memory. ERR_NOMEM when there are more bytes than any machine has; ERR_UNSUPPORTED
+ * when heads are no whole number of the type's blocks. */
+enum err_code kv_init(struct kv *kv, const struct hparams *h, const struct kv_params *p, struct err *e) KV_MUST_USE;
+
+/* Bytes of the blocks that the main device holds when these are the ones before `end`. */
+uint64_t kv_bytes_before(const struct kv *kv, uint32_t end);
+
+/* Keeps from the main device each block's state that an operation of the graph touches which that device cannot do: a
+ * device cannot hand its memory over for others to write. Before kv_alloc. */
+void kv_probe(struct kv *kv, const struct devices *d, struct ggml_cgraph *gf);
+
+/* Gives the tensors memory, zeroed: a masked cell must not hold a NaN. ERR_NOMEM says how many bytes were asked for. */
+enum err_code kv_alloc(struct kv *kv, const struct devices *d, struct err *e) KV_MUST_USE;
 void kv_fini(struct kv *kv);
-uint64_t kv_bytes(const struct kv *kv);
+uint64_t kv_bytes(const struct kv *kv); /* allocated */
 
 /* Makes the slot as if it had never been used. */
 void kv_clear_slot(struct kv *kv, uint32_t slot);

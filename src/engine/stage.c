@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Opens a window and runs steps over it: owns the backend, weights, caches, the graph in use and what each slot holds.
+ * Opens a window and runs steps over it: owns the devices, weights, caches, the graph in use and what each slot holds.
  */
 #include "engine/stage.h"
 
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/arch.h"
-#include "engine/backend.h"
+#include "engine/devices.h"
+#include "engine/fit.h"
 #include "engine/nextn.h"
 #include "engine/sampler.h"
 #include "engine/slot.h"
@@ -23,7 +24,7 @@ struct stage {
     struct stage_info info;
     struct hparams h;
     const struct arch *arch;
-    struct backend be;
+    struct devices dev;
     struct weights *weights;
     struct arch_block *blocks; /* [end - first] */
     struct ggml_tensor *token_embd, *output_norm, *output, *output_b, *rope_factors;
@@ -398,7 +399,7 @@ static enum err_code compute(struct stage *s, struct batch *b, uint32_t n_out, s
     set_inputs(s, b, n_out);
     enum ggml_status st = ggml_backend_sched_graph_compute(s->sched, s->g.gf);
     if (st != GGML_STATUS_SUCCESS)
-        return err_set(e, ERR_DEVICE, "the device %s failed to compute a step (%s)", ggml_backend_dev_name(s->be.dev),
+        return err_set(e, ERR_DEVICE, "the device %s failed to compute a step (%s)", s->info.device,
                        ggml_status_to_string(st));
     return get_outputs(s, b, n_out, e);
 }
@@ -484,7 +485,7 @@ static struct ggml_tensor *declare_rope_factors(struct stage *s)
         s->weights, s->p.n_ctx > s->h.n_ctx_orig ? "rope_factors_long.weight" : "rope_factors_short.weight", spec);
 }
 
-static enum err_code load_weights(struct stage *s, const struct gguf *g, struct err *e)
+static enum err_code declare_weights(struct stage *s, const struct gguf *g, struct err *e)
 {
     uint32_t n = s->info.end - s->info.first;
     int64_t embd = s->h.n_embd, vocab = s->h.n_vocab;
@@ -515,9 +516,35 @@ static enum err_code load_weights(struct stage *s, const struct gguf *g, struct 
         nextn_declare(w, &s->h, s->arch);
         s->info.nextn_bytes = weights_bytes(w) - before;
     }
-    rc = weights_load(w, &s->be, !s->p.no_repack, e);
     s->info.weight_bytes = weights_bytes(w);
-    s->info.repacked_bytes = weights_repacked_bytes(w);
+    return OK;
+}
+
+static enum err_code open_devices(struct stage *s, struct err *e)
+{
+    const struct stage_params *p = &s->p;
+    struct fit_ask ask = {.device = p->device,
+                          .end = p->device_layers && p->device_layers < p->end - p->first ? p->first + p->device_layers
+                                                                                          : DEVICES_ALL,
+                          .max_bytes = p->device_bytes,
+                          .weights = s->weights,
+                          .kv = &s->kv};
+    enum err_code rc = fit_device(&ask, e);
+    if (rc == OK)
+        rc = devices_open(ask.device, p->n_threads, ask.end, &s->dev, e);
+    if (rc != OK)
+        return rc;
+    s->info.device = ggml_backend_dev_name(s->dev.main.dev);
+    if (devices_split(&s->dev))
+        s->info.n_device_blocks = s->dev.end == DEVICES_ALL ? p->end - p->first : p->device_layers;
+    return OK;
+}
+
+static enum err_code load_weights(struct stage *s, struct err *e)
+{
+    enum err_code rc = weights_load(s->weights, &s->dev, !s->p.no_repack, e);
+    s->info.repacked_bytes = weights_repacked_bytes(s->weights);
+    s->info.device_weight_bytes = weights_device_bytes(s->weights);
     return rc;
 }
 
@@ -540,16 +567,52 @@ static enum err_code make_inputs(struct stage *s, struct err *e)
     return OK;
 }
 
-/* Reserves compute memory for the largest step: n_batch tokens at the end of a full context. */
+/* The largest step: n_tok tokens at the end of a full context. */
+static void build_largest(struct stage *s, uint32_t n_tok)
+{
+    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok};
+    memcpy(s->entries[0].n_cells, s->kv.n_cells, sizeof s->kv.n_cells);
+    build(s, 1, n_tok, is_last(s) ? (s->max_out < n_tok ? s->max_out : n_tok) : 0);
+}
+
+/* The GPU first, the CPU last; on the CPU in memory that the GPU can fetch from, where there is such. */
+static ggml_backend_sched_t new_sched(const struct devices *d, size_t n_nodes)
+{
+    ggml_backend_t be[] = {d->main.be, d->beside.be};
+    ggml_backend_buffer_type_t host = ggml_backend_dev_host_buffer_type(d->main.dev);
+    ggml_backend_buffer_type_t types[] = {ggml_backend_dev_buffer_type(d->main.dev), host};
+    bool both = devices_split(d);
+    if (both && !host)
+        types[1] = ggml_backend_dev_buffer_type(d->beside.dev);
+    /* the scheduler counts leaves as well as nodes */
+    return ggml_backend_sched_new(be, both ? types : NULL, both ? 2 : 1, n_nodes * 2, false, false);
+}
+
+static void measure(struct stage *s)
+{
+    struct stage_info *i = &s->info;
+    i->compute_bytes = ggml_backend_sched_get_buffer_size(s->sched, s->dev.main.be);
+    i->kv_bytes = kv_bytes(&s->kv);
+    i->n_splits = (uint32_t)ggml_backend_sched_get_n_splits(s->sched);
+    if (!devices_split(&s->dev))
+        return;
+    i->device_compute_bytes = i->compute_bytes;
+    i->compute_bytes += ggml_backend_sched_get_buffer_size(s->sched, s->dev.beside.be);
+    i->device_kv_bytes = buffers_bytes(&s->kv.main);
+    for (uint32_t k = 0; k < i->n_device_blocks; k++)
+        i->n_device_states += !s->kv.on_cpu[k];
+}
+
+/* Finds each block's state a place, and reserves compute memory for the largest step. */
 static enum err_code make_graphs(struct stage *s, struct err *e)
 {
+    uint32_t n_tok = s->p.n_batch < s->p.n_ctx ? s->p.n_batch : s->p.n_ctx;
     uint32_t n_entries = s->p.n_slots < BATCH_MAX_ENTRIES ? s->p.n_slots : BATCH_MAX_ENTRIES;
     s->max_nodes = 64 + (size_t)(s->info.end - s->info.first) * graph_nodes_per_block(&s->h, n_entries);
     s->max_out = s->p.all_logits ? s->p.n_batch : s->p.n_slots;
     size_t size = s->max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(s->max_nodes, false);
     s->ctx = ggml_init((struct ggml_init_params){.mem_size = size, .no_alloc = true});
-    /* the scheduler counts leaves as well as nodes */
-    s->sched = ggml_backend_sched_new(&s->be.be, NULL, 1, s->max_nodes * 2, false, false);
+    s->sched = new_sched(&s->dev, s->max_nodes);
     if (!s->ctx || !s->sched)
         return err_set(e, ERR_NOMEM, "out of memory for graphs of %zu nodes", s->max_nodes);
     s->g.h = &s->h;
@@ -557,14 +620,21 @@ static enum err_code make_graphs(struct stage *s, struct err *e)
     s->g.ctx = s->ctx;
     s->g.rope_factors = s->rope_factors;
 
-    uint32_t n_tok = s->p.n_batch < s->p.n_ctx ? s->p.n_batch : s->p.n_ctx;
-    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok};
-    memcpy(s->entries[0].n_cells, s->kv.n_cells, sizeof s->kv.n_cells);
-    build(s, 1, n_tok, is_last(s) ? (s->max_out < n_tok ? s->max_out : n_tok) : 0);
+    if (devices_split(&s->dev)) {
+        for (uint32_t n = n_tok;; n = 1) {
+            build_largest(s, n);
+            kv_probe(&s->kv, &s->dev, s->g.gf);
+            if (n == 1)
+                break;
+        }
+    }
+    enum err_code rc = kv_alloc(&s->kv, &s->dev, e);
+    if (rc != OK)
+        return rc;
+    build_largest(s, n_tok);
     if (!ggml_backend_sched_reserve(s->sched, s->g.gf))
         return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens; ask for smaller ones", n_tok);
-    s->info.compute_bytes = ggml_backend_sched_get_buffer_size(s->sched, s->be.be);
-    s->info.kv_bytes = kv_bytes(&s->kv);
+    measure(s);
     return OK;
 }
 
@@ -590,7 +660,7 @@ static enum err_code open_slots(struct stage *s, struct err *e)
                            .n_batch = p->n_batch,
                            .type = p->kv_type};
     struct slots_params sp = {.n_slots = p->n_slots, .n_ctx = p->n_ctx, .n_checkpoints = p->n_checkpoints};
-    enum err_code rc = kv_init(&s->kv, &s->be, &s->h, &kp, e);
+    enum err_code rc = kv_init(&s->kv, &s->h, &kp, e);
     return rc == OK ? slots_init(&s->slots, &sp, &s->h, &s->kv, e) : rc;
 }
 
@@ -610,11 +680,13 @@ static enum err_code open_all(struct stage *s, const struct gguf *g, struct err 
     s->blocks = calloc(s->info.end - s->info.first, sizeof *s->blocks);
     if (!s->blocks)
         return err_set(e, ERR_NOMEM, "out of memory");
-    rc = backend_open(s->p.device, s->p.n_threads, &s->be, e);
-    if (rc == OK)
-        rc = load_weights(s, g, e);
+    rc = declare_weights(s, g, e);
     if (rc == OK)
         rc = open_slots(s, e);
+    if (rc == OK)
+        rc = open_devices(s, e);
+    if (rc == OK)
+        rc = load_weights(s, e);
     if (rc == OK)
         rc = make_inputs(s, e);
     if (rc == OK)
@@ -639,6 +711,11 @@ enum err_code stage_open(const struct gguf *g, const struct stage_params *p, str
     log_info("stage", "window=[%u,%u) weights=%llu repacked=%llu kv=%llu compute=%llu", s->info.first, s->info.end,
              (unsigned long long)s->info.weight_bytes, (unsigned long long)s->info.repacked_bytes,
              (unsigned long long)s->info.kv_bytes, (unsigned long long)s->info.compute_bytes);
+    if (devices_split(&s->dev))
+        log_info("stage", "device=%s blocks=%u states=%u weights=%llu kv=%llu compute=%llu splits=%u", s->info.device,
+                 s->info.n_device_blocks, s->info.n_device_states, (unsigned long long)s->info.device_weight_bytes,
+                 (unsigned long long)s->info.device_kv_bytes, (unsigned long long)s->info.device_compute_bytes,
+                 s->info.n_splits);
     *out = s;
     return OK;
 }
@@ -654,7 +731,7 @@ void stage_close(struct stage *s)
         ggml_free(s->ctx);
     kv_fini(&s->kv);
     weights_free(s->weights);
-    backend_close(&s->be);
+    devices_close(&s->dev);
     slots_fini(&s->slots);
     for (int v = 0; v < KV_VIEWS; v++) {
         free(s->g.view[v].masks);

@@ -24,7 +24,11 @@ struct stage_params {
     uint32_t n_batch;    /* most tokens of one step; 0: STAGE_DEFAULT_BATCH, at most BATCH_MAX_TOK */
     uint32_t n_threads;
     enum kv_type kv_type;
-    const char *device;     /* NULL: "cpu" */
+    const char *device;     /* as for backend_open, or "auto": the best GPU with room for the window, else the CPU.
+                               NULL: "cpu" */
+    uint32_t device_layers; /* the first so many blocks of the window on the device, the others, and the head with
+                               them, on the CPU; 0, or as many as there are: all of it on the device */
+    uint64_t device_bytes;  /* take no more of the device's memory for weights and caches; 0: what is free */
     bool no_repack;         /* keep weights as they are in the file */
     bool no_head;           /* a window that ends with the last block gives its boundary instead of logits */
     bool nextn;             /* the last stage also loads the NextN blocks of the model, which no step runs yet */
@@ -37,10 +41,14 @@ struct stage_info {
     uint32_t n_nextn;
     uint64_t weight_bytes, repacked_bytes, kv_bytes, compute_bytes;
     uint64_t nextn_bytes; /* of weight_bytes, those only the NextN blocks need */
+    const char *device;   /* its name, ggml's; of the devices besides the CPU the rest is 0 for a stage on the CPU */
+    uint32_t n_device_blocks, n_device_states; /* blocks whose weights, whose caches are meant for it, lie on it */
+    uint64_t device_weight_bytes, device_kv_bytes, device_compute_bytes; /* of the sums above */
+    uint32_t n_splits; /* parts of the largest step's graph that run on one device each */
 };
 
 /* Loads the window. g may be closed afterwards. ERR_RANGE (window, context), ERR_UNSUPPORTED (family, device, type),
- * ERR_NOT_FOUND / ERR_FORMAT (tensors, keys), ERR_NOMEM, ERR_IO, ERR_DEVICE. */
+ * ERR_NOT_FOUND / ERR_FORMAT (tensors, keys), ERR_NOMEM (says what would fit), ERR_IO, ERR_DEVICE. */
 enum err_code stage_open(const struct gguf *g, const struct stage_params *p, struct stage **out,
                          struct err *e) KV_MUST_USE;
 void stage_close(struct stage *s);

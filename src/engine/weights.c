@@ -1,27 +1,31 @@
 /* SPDX-License-Identifier: MIT
  *
  * Where each weight lives. Mapped tensors: the window's tensors of a file are sorted by offset and mapped in as few
- * ranges as leave no large hole. Repacked tensors: copied once through the page cache, whose pages are given back.
+ * ranges as leave no large hole. Repacked tensors and those of another device: copied once through the page cache,
+ * whose pages are given back.
  */
 #include "engine/weights.h"
 
 #include "base/io.h"
 #include "base/log.h"
+#include "engine/buffers.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define HOLE_BYTES (1u << 20) /* tensors further apart than this are mapped apart */
-#define SHORT_ROW  64         /* shorter rows are not repacked: ggml's AMX kernel is wrong for 32 from 32 tokens on */
-#define HOST_ALIGN 32         /* what ggml's CPU buffers ask of a pointer */
+#define HOLE_BYTES (1u << 20)  /* tensors further apart than this are mapped apart */
+#define SHORT_ROW  64          /* shorter rows are not repacked: ggml's AMX kernel is wrong for 32 from 32 tokens on */
+#define HOST_ALIGN 32          /* what ggml's CPU buffers ask of a pointer */
+#define PART_BYTES (16u << 20) /* of a tensor on its way to a device */
 
 struct weight {
     const struct gguf_tensor *src;
     struct ggml_tensor *t;
     enum weight_use use;
     ggml_backend_buffer_type_t buft; /* NULL: mapped from the file */
+    bool on_device;                  /* besides the CPU */
 };
 
 struct weights {
@@ -31,9 +35,8 @@ struct weights {
     size_t n, cap;
     struct io_map *maps;
     size_t n_maps, cap_maps;
-    ggml_backend_buffer_t *bufs;
-    size_t n_bufs, cap_bufs;
-    uint64_t bytes, repacked;
+    struct buffers bufs;
+    uint64_t bytes, repacked, on_device;
     struct err err;
     enum err_code rc; /* sticky, while declaring */
 };
@@ -59,13 +62,11 @@ void weights_free(struct weights *w)
 {
     if (!w)
         return;
-    for (size_t i = 0; i < w->n_bufs; i++)
-        ggml_backend_buffer_free(w->bufs[i]);
+    buffers_free(&w->bufs);
     for (size_t i = 0; i < w->n_maps; i++)
         io_unmap(&w->maps[i]);
     if (w->ctx)
         ggml_free(w->ctx);
-    free(w->bufs);
     free(w->maps);
     free(w->w);
     free(w);
@@ -79,6 +80,19 @@ uint64_t weights_bytes(const struct weights *w)
 uint64_t weights_repacked_bytes(const struct weights *w)
 {
     return w->repacked;
+}
+
+uint64_t weights_device_bytes(const struct weights *w)
+{
+    return w->on_device;
+}
+
+uint64_t weights_bytes_before(const struct weights *w, uint32_t end)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < w->n; i++)
+        bytes += w->w[i].use != WEIGHT_GET_ROWS && devices_on_main(end, w->w[i].src->block) ? w->w[i].src->size : 0;
+    return bytes;
 }
 
 /* --- declaring ---------------------------------------------------------------------------------------------------- */
@@ -188,9 +202,19 @@ static bool is_weight_type(enum ggml_type t)
     return t == GGML_TYPE_F32 || ggml_get_type_traits(t)->to_float != NULL;
 }
 
-static enum err_code choose(struct weight *w, const struct backend *b, bool repack, struct err *e)
+static enum err_code choose(struct weight *w, const struct devices *d, bool repack, struct err *e)
 {
+    const struct backend *b = devices_cpu(d);
     bool known = is_weight_type(w->t->type);
+    if (known && devices_split(d) && w->use != WEIGHT_GET_ROWS && devices_on_main(d->end, w->src->block)) {
+        ggml_backend_buffer_type_t there = ggml_backend_dev_buffer_type(d->main.dev);
+        if (op_supported(w, d->main.dev, there)) {
+            w->buft = there;
+            w->on_device = true;
+            return OK;
+        }
+        log_debug("weights", "%s (%s) stays with the CPU", w->src->name, ggml_type_name(w->t->type));
+    }
     bool matrix = w->use == WEIGHT_MUL_MAT || w->use == WEIGHT_MUL_MAT_ID;
     repack = repack && matrix && w->t->ne[0] >= SHORT_ROW;
     for (size_t i = 0; known && repack && b->extra && b->extra[i]; i++) {
@@ -209,19 +233,8 @@ static enum err_code choose(struct weight *w, const struct backend *b, bool repa
 
 static enum err_code keep_buffer(struct weights *w, ggml_backend_buffer_t buf, struct err *e)
 {
-    if (w->n_bufs == w->cap_bufs) {
-        size_t cap = w->cap_bufs ? w->cap_bufs * 2 : 16;
-        ggml_backend_buffer_t *p = realloc(w->bufs, cap * sizeof(ggml_backend_buffer_t));
-        if (!p) {
-            ggml_backend_buffer_free(buf);
-            return err_set(e, ERR_NOMEM, "out of memory");
-        }
-        w->bufs = p;
-        w->cap_bufs = cap;
-    }
     ggml_backend_buffer_set_usage(buf, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    w->bufs[w->n_bufs++] = buf;
-    return OK;
+    return buffers_keep(&w->bufs, buf, e);
 }
 
 static int by_place(const void *a, const void *b)
@@ -313,7 +326,47 @@ static enum err_code copy_one(struct weights *w, struct weight *t, struct err *e
     return OK;
 }
 
-enum err_code weights_load(struct weights *w, const struct backend *b, bool repack, struct err *e)
+/* Writes a tensor that lies on the device, in parts where the device takes them, so that the process never holds more
+ * of it than a part. */
+static enum err_code upload_one(struct weights *w, const struct backend *b, const struct weight *t, struct err *e)
+{
+    size_t size = (size_t)t->src->size, part = b->plain ? PART_BYTES : size;
+    for (size_t done = 0; done < size;) {
+        size_t n = size - done < part ? size - done : part;
+        struct io_map m;
+        enum err_code rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset + done, n, &m, e);
+        if (rc != OK)
+            return err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+        io_map_fetch(&m, m.data, n);
+        ggml_backend_tensor_set(t->t, m.data, done, n);
+        io_unmap(&m);
+        done += n;
+    }
+    w->on_device += size;
+    return OK;
+}
+
+static enum err_code upload_all(struct weights *w, const struct devices *d, struct err *e)
+{
+    size_t n = 0;
+    struct ggml_tensor **list = malloc((w->n + 1) * sizeof(struct ggml_tensor *));
+    if (!list)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    for (size_t i = 0; i < w->n; i++) {
+        if (w->w[i].on_device)
+            list[n++] = w->w[i].t;
+    }
+    enum err_code rc = buffers_place(&w->bufs, ggml_backend_dev_buffer_type(d->main.dev),
+                                     GGML_BACKEND_BUFFER_USAGE_WEIGHTS, list, n, e);
+    free(list);
+    for (size_t i = 0; rc == OK && i < w->n; i++) {
+        if (w->w[i].on_device)
+            rc = upload_one(w, &d->main, &w->w[i], e);
+    }
+    return rc;
+}
+
+enum err_code weights_load(struct weights *w, const struct devices *d, bool repack, struct err *e)
 {
     if (w->rc != OK) {
         if (e)
@@ -323,19 +376,21 @@ enum err_code weights_load(struct weights *w, const struct backend *b, bool repa
     for (size_t i = 0; i < w->n; i++) {
         if (gguf_fd(w->g, w->w[i].src->file) < 0)
             return err_set(e, ERR_ARG, "a stage needs its model in files");
-        enum err_code rc = choose(&w->w[i], b, repack, e);
+        enum err_code rc = choose(&w->w[i], d, repack, e);
         if (rc != OK)
             return rc;
     }
     qsort(w->w, w->n, sizeof *w->w, by_place);
-    enum err_code rc = map_all(w, b, e);
+    enum err_code rc = map_all(w, devices_cpu(d), e);
     for (size_t i = 0; rc == OK && i < w->n; i++) {
-        if (w->w[i].buft)
+        if (w->w[i].buft && !w->w[i].on_device)
             rc = copy_one(w, &w->w[i], e);
     }
+    if (rc == OK && devices_split(d))
+        rc = upload_all(w, d, e);
     if (rc == OK)
-        log_debug("weights", "tensors=%zu bytes=%" PRIu64 " repacked=%" PRIu64 " maps=%zu", w->n, w->bytes, w->repacked,
-                  w->n_maps);
+        log_debug("weights", "tensors=%zu bytes=%" PRIu64 " repacked=%" PRIu64 " on_device=%" PRIu64 " maps=%zu", w->n,
+                  w->bytes, w->repacked, w->on_device, w->n_maps);
     w->g = NULL;
     return rc;
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * The tensors of one window. Two phases: a family first declares each tensor it needs (name, shape, how it is used);
- * then weights_load gives all of them memory: mapped straight from the file where the device can use host memory, in a
- * repacking buffer where that is faster. Nothing outside the declared tensors is ever read or mapped.
+ * then weights_load gives all of them memory: on the main device where that can compute with them, else for the CPU,
+ * mapped straight from the file or in a repacking buffer where that is faster. Nothing outside the declared tensors is
+ * ever read or mapped.
  */
 #ifndef KVASIR_ENGINE_WEIGHTS_H
 #define KVASIR_ENGINE_WEIGHTS_H
 
-#include "engine/backend.h"
+#include "engine/devices.h"
 #include "model/gguf.h"
 
 #include <ggml.h>
@@ -37,11 +38,16 @@ struct weight_spec {
  * NULL when it is optional and missing, or after an error (sticky: weights_load returns it). */
 struct ggml_tensor *weights_declare(struct weights *w, const char *name, struct weight_spec spec);
 
-/* ERR_NOT_FOUND (tensor missing), ERR_FORMAT (shape or type), ERR_UNSUPPORTED (type the device cannot compute with),
- * ERR_IO, ERR_NOMEM. repack: allow repacking buffer types. */
-enum err_code weights_load(struct weights *w, const struct backend *b, bool repack, struct err *e) KV_MUST_USE;
+/* Bytes of what was declared that would be meant for the main device, were it to hold the blocks before `end`. */
+uint64_t weights_bytes_before(const struct weights *w, uint32_t end);
+
+/* ERR_NOT_FOUND (tensor missing), ERR_FORMAT (shape or type), ERR_UNSUPPORTED (type that no device can compute with),
+ * ERR_IO, ERR_NOMEM. repack: allow repacking buffer types of the CPU. Of a device besides the CPU it takes no table
+ * that is looked up by rows: those stay in the file, of which only the rows in use become resident. */
+enum err_code weights_load(struct weights *w, const struct devices *d, bool repack, struct err *e) KV_MUST_USE;
 
 uint64_t weights_bytes(const struct weights *w);          /* tensor bytes in the file */
 uint64_t weights_repacked_bytes(const struct weights *w); /* of these, how many live in repacking buffers */
+uint64_t weights_device_bytes(const struct weights *w);   /* of these, how many live on a device besides the CPU */
 
 #endif
