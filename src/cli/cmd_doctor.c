@@ -34,10 +34,21 @@ static void say(struct findings *f, bool good, const char *key, const char *text
     buf_puts(&f->json, "}");
 }
 
+/* Not bad: many a machine has none. */
+static const char *missing_for_gpus(void)
+{
+    if (!backend_have_plugin("Vulkan"))
+        return "none: for GPUs install Debian's libggml0-backend-vulkan (libggml0-backend-hip for AMD's ROCm, "
+               "libggml0-backend-cuda for CUDA)";
+    return "none: Vulkan finds no GPU; its driver is Debian's mesa-vulkan-drivers (AMD, Intel) or nvidia-vulkan-icd, "
+           "and /dev/dri must be readable";
+}
+
 static void look_at_devices(struct findings *f)
 {
     struct err e;
     char text[512], free_text[16], total_text[16];
+    bool gpu = false;
     if (backend_library_init(&e) != OK) {
         say(f, false, "backend", e.msg);
         return;
@@ -46,12 +57,16 @@ static void look_at_devices(struct findings *f)
         struct backend_info d;
         if (!backend_describe(i, &d))
             continue;
-        bool cpu = strcmp(d.kind, "cpu") == 0;
-        snprintf(text, sizeof text, "%s (%s): %s, memory %s free of %s%s", d.name, d.kind, d.description,
-                 parse_fmt_bytes(d.free_bytes, free_text), parse_fmt_bytes(d.total_bytes, total_text),
-                 cpu ? "" : "; this version runs stages on the CPU only");
+        gpu |= strcmp(d.kind, "gpu") == 0 || strcmp(d.kind, "igpu") == 0;
+        if (d.total_bytes)
+            snprintf(text, sizeof text, "%s (%s): %s, memory %s free of %s", d.name, d.kind, d.description,
+                     parse_fmt_bytes(d.free_bytes, free_text), parse_fmt_bytes(d.total_bytes, total_text));
+        else
+            snprintf(text, sizeof text, "%s (%s): %s", d.name, d.kind, d.description);
         say(f, true, "device", text);
     }
+    if (!gpu)
+        say(f, true, "gpu", missing_for_gpus());
     backend_cpu_features(text, sizeof text);
     say(f, true, "features", text[0] ? text : "none reported");
     snprintf(text, sizeof text, "%ld", sysconf(_SC_NPROCESSORS_ONLN));

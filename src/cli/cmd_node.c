@@ -179,7 +179,8 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
         {"listen-fd", 0, OPT_U32, "N", "use this inherited listening socket", &c.listen_fd, 3, 1 << 20},
         {"status-fd", 0, OPT_U32, "N", "report as JSON lines on this descriptor", &c.status_fd, 1, 1 << 20},
         {"warmup", 0, OPT_U32, "N", "rank 0: generate N tokens first and report the speed", &c.warmup, 0, 4096},
-        {"device", 'd', OPT_STRING, "NAME", "compute device (default: as in the manifest)", &c.rank.device, 0, 0},
+        {"device", 'd', OPT_STRING, "NAME", "device: cpu, auto, vulkan0, ... (default: as in the manifest)",
+         &c.rank.device, 0, 0},
         RANK_OPTION_ROWS(c.rank),
         {0},
     };

@@ -119,7 +119,8 @@ int cmd_plan(int argc, char **argv, const struct command *cmd)
     const struct opt opts[] = {
         {"even", 0, OPT_FLAG, NULL, "windows of about equal cost, the head counted (the only way yet)", &c.even, 0, 0},
         LAYOUT_OPTION_ROWS(c.layout),
-        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache to reckon with: f16 (default) or f32", &c.kv, 0, 0},
+        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache to reckon with: f16 (default), f32, q8_0, q4_0",
+         &c.kv, 0, 0},
         {"output", 'o', OPT_STRING, "FILE", "write the manifest to FILE, its signature to FILE.sig", &c.out, 0, 0},
         {"node", 0, OPT_LIST, "KEY@HOST:PORT", "the node of the next rank, in order; KEY alone: cannot be dialled",
          &c.nodes, 0, 0},

@@ -373,6 +373,9 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     c.sampling.top_k = (int32_t)c.top_k;
     c.sampling.penalty_last_n = c.penalty_last_n;
     c.layout.kv = c.rank.kv;
+    c.layout.local = true;
+    if (c.who.manifest)
+        c.rank.device = c.layout.device; /* instead of the manifest's */
     struct err e;
     enum err_code code = run(&c, &e);
     rank_close(&c.r);

@@ -165,6 +165,7 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
     if (rc >= 0)
         return rc;
     c.layout.kv = c.rank.kv;
+    c.layout.local = true;
     struct err e;
     enum err_code code = run(&c, &e);
     local_stop(&c.ring);

@@ -123,7 +123,8 @@ static void become_child(char *const *argv, int status_fd, int stderr_fd, int li
 enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
 {
     struct local_child *c = &l->child[rank];
-    char manifest[PATH_MAX], key[PATH_MAX], signer[KEY_TEXT_SIZE], threads[16], status[16], listen[16], warmup[16];
+    char manifest[PATH_MAX], key[PATH_MAX], signer[KEY_TEXT_SIZE], threads[16], status[16], listen[16], warmup[16],
+        layers[16];
     int sp[2], ep[2];
     path_in(l, manifest, "ring.json");
     key_path(l, key, rank);
@@ -152,6 +153,11 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
     if (l->options.kv) {
         argv[n++] = "--kv";
         argv[n++] = l->options.kv;
+    }
+    if (l->options.device_layers) {
+        snprintf(layers, sizeof layers, "%u", l->options.device_layers);
+        argv[n++] = "--device-layers";
+        argv[n++] = layers;
     }
     if (l->options.no_repack)
         argv[n++] = "--no-repack";

@@ -8,6 +8,7 @@
 #include "model/index.h"
 
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #define BYTES_PER_THREAD (8u << 20) /* of weights; less is read in the time that a few hundred barriers take */
@@ -100,6 +101,14 @@ enum err_code rank_identify(const struct rank_identity *w, struct manifest *m, s
 
 /* --- stage and node ------------------------------------------------------------------------------ */
 
+static void say_device(uint32_t index, const struct stage_info *info)
+{
+    if (info->n_device_blocks)
+        fprintf(stderr, "kvasir: rank %u computes on %s\n", index, info->device);
+    else
+        fprintf(stderr, "kvasir: rank %u computes on the CPU: there is no GPU with room for its window\n", index);
+}
+
 enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manifest *m, uint32_t index,
                         const uint8_t *model_id, const struct rank_options *o, struct err *e)
 {
@@ -121,10 +130,14 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
         .device = o->device        ? o->device
                   : row->device[0] ? row->device
                                    : NULL,
+        .device_layers = o->device_layers,
         .no_repack = o->no_repack,
     };
     *r = (struct rank){.rank = index};
-    return stage_open(g, &p, &r->stage, e);
+    rc = stage_open(g, &p, &r->stage, e);
+    if (rc == OK && p.device && strcasecmp(p.device, "auto") == 0)
+        say_device(index, stage_info(r->stage));
+    return rc;
 }
 
 static enum err_code run_step(void *ctx, struct batch *b, struct err *e)
@@ -176,7 +189,7 @@ void rank_print_row(FILE *out, const struct manifest *m, uint32_t i)
 {
     const struct manifest_rank *r = &m->ranks[i];
     char weights[16], kv[16];
-    bool cpu = r->device[0] == 0 || strcmp(r->device, "cpu") == 0;
+    bool cpu = r->device[0] == 0 || strcasecmp(r->device, "cpu") == 0;
     fprintf(out, "rank %u  layers [%u,%u)  %s %s  kv %s  %s\n", i, r->first, r->end, cpu ? "ram" : "vram",
             parse_fmt_bytes(r->weight_bytes, weights), parse_fmt_bytes(r->kv_bytes, kv),
             r->device[0] ? r->device : "cpu");

@@ -18,9 +18,10 @@
 
 /* How a rank loads its stage. */
 struct rank_options {
-    uint32_t n_threads; /* 0: the machine's cores, shared by the local ranks */
-    const char *kv;     /* cache type as text; NULL: f16 */
-    const char *device; /* NULL: the manifest's */
+    uint32_t n_threads;     /* 0: the machine's cores, shared by the local ranks */
+    const char *kv;         /* cache type as text; NULL: f16 */
+    const char *device;     /* NULL: the manifest's */
+    uint32_t device_layers; /* 0: all */
     bool no_repack;
 };
 #define RANK_OPTION_ROWS(o)                                                                                            \
@@ -32,7 +33,9 @@ struct rank_options {
      &(o).n_threads,                                                                                                   \
      1,                                                                                                                \
      512},                                                                                                             \
-        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache: f16 (default) or f32", &(o).kv, 0, 0},             \
+        {"kv", 0, OPT_STRING, "TYPE", "type of the key/value cache: f16 (default), f32, q8_0, q4_0", &(o).kv, 0, 0},   \
+        {"device-layers",    0, OPT_U32, "N", "only the first N blocks of a window on its GPU, the rest on the CPU",   \
+         &(o).device_layers, 1, 1u << 16},                                                                             \
         {"no-repack", 0, OPT_FLAG, NULL, "compute with the weights as they are in the file", &(o).no_repack, 0, 0}
 
 /* Who this node is, and in which ring. */
