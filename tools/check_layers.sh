@@ -32,8 +32,10 @@ BEGIN {
     may["engine"] = " base batch model "
     may["plan"] = " base crypto model "
     may["ring"] = " base batch crypto net plan "
-    may["cli"] = " base batch crypto net model tok engine plan ring "
-    yyjson = " model plan cli "
+    may["http"] = " base "
+    may["api"] = " base batch crypto model tok http plan ring "
+    may["cli"] = " base batch crypto net model tok engine plan ring http api "
+    yyjson = " model plan api cli "
 }
 FNR == 1 {
     end_of_file()

@@ -15,6 +15,8 @@
 #define BATCH_MAX_TOK     4096u
 #define BATCH_MAX_SLOTS   1024u
 #define BATCH_MAX_EMBD    65536u
+#define BATCH_MAX_TOP     20u  /* likeliest tokens reported with a sample */
+#define BATCH_MAX_BIAS    128u /* tokens of a request whose logits are shifted */
 
 enum batch_flag {
     BATCH_SAMPLE = 1u << 0,     /* the last rank samples from the entry's last token */
@@ -34,6 +36,12 @@ struct batch_entry {
     uint32_t flags; /* enum batch_flag */
 };
 
+/* A token and the natural log of its probability under the raw logits. */
+struct batch_top {
+    int32_t token;
+    float logprob;
+};
+
 /* What the last rank says about an entry that wanted a sample. */
 struct batch_result {
     uint64_t request_id;
@@ -41,6 +49,8 @@ struct batch_result {
     uint32_t pos;  /* the position the sampled token will take */
     int32_t token; /* >= 0 */
     float logprob; /* natural log of its probability under the raw logits */
+    uint32_t n_top;
+    struct batch_top top[BATCH_MAX_TOP]; /* the likeliest tokens, best first, as many as the request asked for */
 };
 
 /* Sampling parameters of a request; the last rank gets them once, before the request's first step. */
@@ -54,6 +64,12 @@ struct batch_sampling {
     float presence_penalty;  /* 0: off */
     int32_t top_k;           /* <= 0: off */
     uint32_t penalty_last_n; /* tokens the penalties look back on, prompt included; 0: off */
+    uint32_t n_top;          /* likeliest tokens to report with each sample, at most BATCH_MAX_TOP; 0: none */
+    uint32_t n_bias;
+    struct batch_bias {
+        int32_t token;
+        float bias; /* added to the token's logit before all else; -inf: never */
+    } bias[BATCH_MAX_BIAS];
 };
 
 /* The arrays belong to whoever made the batch and have the capacities given. Entries' tokens lie one after the other

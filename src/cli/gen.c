@@ -17,17 +17,16 @@ static void notify(struct gen *g)
         ;
 }
 
-static void on_token(void *ctx, uint64_t id, int32_t token, float logprob)
+static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
 {
     struct gen *g = ctx;
     (void)id;
-    (void)logprob;
     pthread_mutex_lock(&g->mutex);
     g->last_ns = clock_now_ns();
     if (g->n == 0)
         g->first_ns = g->last_ns;
     if (g->n < g->cap)
-        g->tokens[g->n++] = token;
+        g->tokens[g->n++] = r->token;
     pthread_mutex_unlock(&g->mutex);
     notify(g);
 }

@@ -336,7 +336,7 @@ static void accept(struct sched *s, struct seq *q, const struct batch_result *r)
     }
     s->n_out_tok++;
     q->n_out++;
-    req->r.on_token(req->r.ctx, req->id, r->token, r->logprob);
+    req->r.on_token(req->r.ctx, req->id, r);
     if (q->n_out >= req->r.n_predict) {
         end_seq(q, SCHED_LENGTH, OK, "");
         return;

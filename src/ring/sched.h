@@ -26,7 +26,7 @@ struct sched_request {
     uint32_t n_eog;
     struct batch_sampling sampling;
     void *ctx;
-    void (*on_token)(void *ctx, uint64_t id, int32_t token, float logprob);
+    void (*on_token)(void *ctx, uint64_t id, const struct batch_result *r);
     /* Exactly once, last. err: OK unless the reason is SCHED_FAILED; text: one line. */
     void (*on_end)(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text);
 };

@@ -273,13 +273,12 @@ struct ask {
     char text[400];
 };
 
-static void on_token(void *ctx, uint64_t id, int32_t token, float logprob)
+static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
 {
     struct ask *a = ctx;
     (void)id;
-    (void)logprob;
     if (a->n < MAX_OUT)
-        a->out[a->n++] = token;
+        a->out[a->n++] = r->token;
 }
 
 static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)

@@ -264,14 +264,13 @@ void rig_free(struct rig *r)
 
 /* --- requests ------------------------------------------------------------------------------------ */
 
-void ask_on_token(void *ctx, uint64_t id, int32_t token, float logprob)
+void ask_on_token(void *ctx, uint64_t id, const struct batch_result *r)
 {
     struct ask *a = ctx;
     (void)id;
-    (void)logprob;
     pthread_mutex_lock(&a->mutex);
     if (a->n_out < RIG_CTX)
-        a->out[a->n_out++] = token;
+        a->out[a->n_out++] = r->token;
     pthread_cond_broadcast(&a->cond);
     pthread_mutex_unlock(&a->mutex);
 }

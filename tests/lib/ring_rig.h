@@ -96,7 +96,7 @@ void ask_wait(struct ask *a, uint32_t n);                                       
 void ask_ends(struct ask *a, enum sched_reason reason);
 void ask_done(struct ask *a); /* ends by its length; frees it */
 /* Callbacks of a request of one's own; ctx is the struct ask. */
-void ask_on_token(void *ctx, uint64_t id, int32_t token, float logprob);
+void ask_on_token(void *ctx, uint64_t id, const struct batch_result *r);
 void ask_on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text);
 
 #endif

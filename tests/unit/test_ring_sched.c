@@ -33,14 +33,14 @@ struct client {
     char text[128];
 };
 
-static void on_token(void *ctx, uint64_t id, int32_t token, float logprob)
+static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
 {
     struct client *c = ctx;
     assert_int_equal(id, c->id);
     assert_int_equal(c->n_ends, 0);
-    assert_true(logprob <= 0);
+    assert_true(r->logprob <= 0);
     assert_true(c->n_out < MAX_CTX + 8);
-    c->out[c->n_out++] = token;
+    c->out[c->n_out++] = r->token;
 }
 
 static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
