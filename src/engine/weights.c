@@ -303,27 +303,46 @@ static enum err_code map_all(struct weights *w, const struct backend *b, struct 
     return OK;
 }
 
-/* Copies one tensor into its own buffer. The whole tensor must be handed over at once; it is mapped for that, and the
- * mapping ends right after, so at most one tensor is resident twice. */
-static enum err_code copy_one(struct weights *w, struct weight *t, struct err *e)
+/* Copies one tensor to its place. The whole tensor must be handed over at once; it is mapped for that, and the mapping
+ * ends right after, so at most one tensor is resident twice. */
+static enum err_code copy_one(struct weights *w, const struct weight *t, struct err *e)
 {
-    size_t size = ggml_backend_buft_get_alloc_size(t->buft, t->t);
-    ggml_backend_buffer_t buf = ggml_backend_buft_alloc_buffer(t->buft, size);
-    if (!buf)
-        return err_set(e, ERR_NOMEM, "out of memory for tensor %s (%zu bytes)", t->src->name, size);
-    enum err_code rc = keep_buffer(w, buf, e);
-    if (rc != OK)
-        return rc;
-    if (ggml_backend_tensor_alloc(buf, t->t, ggml_backend_buffer_get_base(buf)) != GGML_STATUS_SUCCESS)
-        return err_set(e, ERR_DEVICE, "cannot place tensor %s", t->src->name);
     struct io_map m;
-    rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset, (size_t)t->src->size, &m, e);
+    enum err_code rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset, (size_t)t->src->size, &m, e);
     if (rc != OK)
         return err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
     ggml_backend_tensor_set(t->t, m.data, 0, (size_t)t->src->size);
     io_unmap(&m);
     w->repacked += t->src->size;
     return OK;
+}
+
+static bool is_copied(const struct weight *t)
+{
+    return t->buft && !t->on_device;
+}
+
+/* Copies what is neither mapped nor on the device: the tensors of each buffer type into as few buffers as it allows. */
+static enum err_code copy_all(struct weights *w, struct err *e)
+{
+    struct ggml_tensor **list = malloc((w->n + 1) * sizeof(struct ggml_tensor *));
+    enum err_code rc = list ? OK : err_set(e, ERR_NOMEM, "out of memory");
+    for (size_t i = 0; rc == OK && i < w->n; i++) {
+        size_t n = 0;
+        if (!is_copied(&w->w[i]))
+            continue;
+        if (!w->w[i].t->buffer) { /* the first one of its type takes the others along */
+            for (size_t k = i; k < w->n; k++) {
+                if (is_copied(&w->w[k]) && w->w[k].buft == w->w[i].buft)
+                    list[n++] = w->w[k].t;
+            }
+            rc = buffers_place(&w->bufs, w->w[i].buft, GGML_BACKEND_BUFFER_USAGE_WEIGHTS, list, n, e);
+        }
+        if (rc == OK)
+            rc = copy_one(w, &w->w[i], e);
+    }
+    free(list);
+    return rc;
 }
 
 /* Writes a tensor that lies on the device, in parts where the device takes them, so that the process never holds more
@@ -382,10 +401,8 @@ enum err_code weights_load(struct weights *w, const struct devices *d, bool repa
     }
     qsort(w->w, w->n, sizeof *w->w, by_place);
     enum err_code rc = map_all(w, devices_cpu(d), e);
-    for (size_t i = 0; rc == OK && i < w->n; i++) {
-        if (w->w[i].buft && !w->w[i].on_device)
-            rc = copy_one(w, &w->w[i], e);
-    }
+    if (rc == OK)
+        rc = copy_all(w, e);
     if (rc == OK && devices_split(d))
         rc = upload_all(w, d, e);
     if (rc == OK)

@@ -34,11 +34,11 @@ static enum err_code need_u32(struct keys *k, const char *suffix, uint32_t min, 
     return rc == OK ? in_range(k, suffix, *out, min, max, e) : rc;
 }
 
+/* *out keeps its value when the key is missing. */
 static enum err_code opt_u32(struct keys *k, const char *suffix, uint32_t min, uint32_t max, uint32_t *out,
                              struct err *e)
 {
-    enum err_code rc = gguf_opt_u32(k->g, key_of(k, suffix), out, e);
-    return rc == OK ? in_range(k, suffix, *out, min, max, e) : rc;
+    return gguf_has(k->g, key_of(k, suffix)) ? need_u32(k, suffix, min, max, out, e) : OK;
 }
 
 /* An integer per block: a scalar, an array[block_count], or (when optional) the fallback's values. */
