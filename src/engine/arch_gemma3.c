@@ -26,7 +26,7 @@ static struct ggml_tensor *build(struct graph *g, uint32_t il, const struct arch
     if (h->n_block == BLOCKS_27B)
         attn.scale = 1.0f / sqrtf((float)h->n_embd / (float)h->n_head[il]);
     struct ggml_tensor *y = attn_build(g, il, b, graph_rms_norm(g, x, b->attn_norm), &attn);
-    y = ggml_add(g->ctx, x, graph_rms_norm(g, y, b->attn_post_norm));
+    y = ggml_add(g->ctx, graph_leaving(g, il, x), graph_rms_norm(g, y, b->attn_post_norm));
     struct ggml_tensor *z = ffn_build(g, b, graph_rms_norm(g, y, b->ffn_norm), FFN_GEGLU);
     return ggml_add(g->ctx, y, graph_rms_norm(g, z, b->ffn_post_norm));
 }

@@ -83,5 +83,5 @@ struct ggml_tensor *attn_build(struct graph *g, uint32_t il, const struct arch_b
     struct ggml_tensor *o = graph_attention(g, il, x.q, x.k, x.v, scale, b->attn_sinks);
     if (x.gate)
         o = ggml_mul(g->ctx, o, ggml_sigmoid(g->ctx, x.gate));
-    return graph_linear(g, b->attn_out, b->attn_out_b, o);
+    return graph_linear(g, b->attn_out, b->attn_out_b, graph_leaving(g, il, o));
 }

@@ -20,7 +20,8 @@ struct attn_form {
     bool gated;  /* attn_q holds, head by head, a query and a gate: the output is multiplied by sigmoid(gate) */
 };
 
-/* a = the normed input [E, n_tok] -> Wo attention(rope(q), rope(k), v) (+ bias) [E, n_tok], before any residual. */
+/* a = the normed input [E, n_tok] -> Wo attention(rope(q), rope(k), v) (+ bias) [E, n_tok], before any residual; in the
+ * last block only what leaves. */
 struct ggml_tensor *attn_build(struct graph *g, uint32_t il, const struct arch_block *b, struct ggml_tensor *a,
                                const struct attn_form *form);
 

@@ -86,6 +86,6 @@ struct ggml_tensor *delta_build(struct graph *g, uint32_t il, const struct arch_
     }
     z = ggml_reshape_3d(g->ctx, z, h->ssm.state, h->ssm.n_value, g->n_tok);
     out = ggml_mul(g->ctx, graph_rms_norm(g, out, b->delta_norm), ggml_silu(g->ctx, z));
-    return graph_linear(g, b->delta_out, NULL,
-                        ggml_reshape_2d(g->ctx, out, (int64_t)h->ssm.state * h->ssm.n_value, g->n_tok));
+    out = ggml_reshape_2d(g->ctx, out, (int64_t)h->ssm.state * h->ssm.n_value, g->n_tok);
+    return graph_linear(g, b->delta_out, NULL, graph_leaving(g, il, out));
 }

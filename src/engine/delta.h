@@ -11,7 +11,8 @@
 /* Declares attn_norm and the tensors of the mixer. */
 void delta_declare(struct weights *w, const struct hparams *h, uint32_t il, struct arch_block *b);
 
-/* a = the normed input [E, n_tok] -> [E, n_tok], before the residual; moves each entry's state on. */
+/* a = the normed input [E, n_tok] -> [E, n_tok], before the residual, in the last block only what leaves; moves each
+ * entry's state on. */
 struct ggml_tensor *delta_build(struct graph *g, uint32_t il, const struct arch_block *b, struct ggml_tensor *a);
 
 #endif

@@ -15,7 +15,7 @@ struct ggml_tensor *dense_build(struct graph *g, uint32_t il, const struct arch_
                                 const struct attn_form *attn, const struct ffn_moe_form *ffn)
 {
     struct ggml_tensor *y = attn_build(g, il, b, graph_rms_norm(g, x, b->attn_norm), attn);
-    y = ggml_add(g->ctx, x, y);
+    y = ggml_add(g->ctx, graph_leaving(g, il, x), y);
     struct ggml_tensor *n = graph_rms_norm(g, y, b->ffn_norm);
     return ggml_add(g->ctx, y, b->router ? ffn_build_moe(g, b, n, ffn) : ffn_build(g, b, n, ffn->act));
 }

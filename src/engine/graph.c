@@ -82,6 +82,11 @@ struct ggml_tensor *graph_attention(struct graph *g, uint32_t il, struct ggml_te
     return out;
 }
 
+struct ggml_tensor *graph_leaving(struct graph *g, uint32_t il, struct ggml_tensor *x)
+{
+    return g->out_ids && il + 1 == g->h->n_block ? ggml_get_rows(g->ctx, x, g->out_ids) : x;
+}
+
 size_t graph_nodes_per_block(const struct hparams *h, uint32_t n_entries)
 {
     size_t per_entry = h->ssm.state ? 40 : 10;

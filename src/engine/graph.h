@@ -36,6 +36,7 @@ struct graph {
     struct ggml_tensor *pos; /* [n_tok] i32 */
     struct graph_view view[KV_VIEWS];
     struct ggml_tensor *rope_factors; /* [n_rot/2] f32 divisors of the frequencies, or NULL */
+    struct ggml_tensor *out_ids;      /* [n_out] i32: the tokens whose rows leave the model, or NULL: all do */
 };
 
 /* w * x / sqrt(mean(x^2) + eps), over the first dimension. */
@@ -65,6 +66,10 @@ struct ggml_tensor *graph_attention(struct graph *g, uint32_t il, struct ggml_te
 
 /* Columns [tok0, tok0 + n) of x [.., n_tok], as a view. */
 struct ggml_tensor *graph_columns(struct graph *g, struct ggml_tensor *x, uint32_t tok0, uint32_t n);
+
+/* The columns of x [.., n_tok] that are still needed behind block il's mixing of positions: in the model's last block
+ * those that leave. */
+struct ggml_tensor *graph_leaving(struct graph *g, uint32_t il, struct ggml_tensor *x);
 
 /* An upper bound of the nodes that one block needs for n_entries entries. */
 size_t graph_nodes_per_block(const struct hparams *h, uint32_t n_entries);
