@@ -40,10 +40,11 @@ static enum err_code fit_gpu(const struct fit_ask *f, struct err *e)
                    parse_fmt_bytes(kv_bytes_before(f->kv, f->end), kv), help);
 }
 
-/* What the CPU is to hold: what is not the device's. */
+/* What the CPU is to hold: the blocks from `end` on; 0: it is the device that was asked for. */
 static enum err_code fit_cpu(const struct fit_ask *f, uint32_t end, struct err *e)
 {
-    uint64_t limit = limit_of(f, "cpu"), kv = kv_bytes_before(f->kv, f->kv->end) - kv_bytes_before(f->kv, end);
+    uint64_t limit = end == 0 ? limit_of(f, "cpu") : backend_free_bytes("cpu"),
+             kv = kv_bytes_before(f->kv, f->kv->end) - kv_bytes_before(f->kv, end);
     uint64_t weights = weights_bytes(f->weights) - weights_bytes_before(f->weights, end);
     char have[16], w[16], k[16];
     if (limit == 0)
@@ -70,6 +71,7 @@ enum err_code fit_device(struct fit_ask *f, struct err *e)
         uint64_t need = need_of(f, f->end);
         const char *best = f->max_bytes && need > f->max_bytes ? NULL : backend_best(need + need / 16 + SPARE_BYTES);
         f->device = best ? best : "cpu";
+        f->max_bytes = best ? f->max_bytes : 0; /* was meant for a GPU */
     }
     if (strcasecmp(f->device, "cpu") == 0)
         return fit_cpu(f, 0, e);

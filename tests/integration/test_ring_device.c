@@ -122,6 +122,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_auto),
     };
     struct err e;
+#ifdef __SANITIZE_THREAD__
+    printf("skipped: TSan does not see how Mesa and LLVM, which are built without it, synchronise\n");
+    return TEST_SKIP;
+#endif
     if (backend_library_init(&e) != OK || backend_free_bytes(GPU) == 0) {
         printf("skipped: there is no Vulkan0 (packages libggml0-backend-vulkan, mesa-vulkan-drivers)\n");
         return TEST_SKIP;
