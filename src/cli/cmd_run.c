@@ -299,7 +299,7 @@ static enum err_code read_prompt(struct run_command *c, struct err *e)
 
 static enum err_code run(struct run_command *c, struct err *e)
 {
-    enum err_code rc = sampler_check(&c->sampling, e);
+    enum err_code rc = sampler_check(&c->sampling, INT32_MAX, e); /* the options have no tokens */
     if (rc == OK)
         rc = signals_open(&c->signal_fd, e);
     if (rc == OK && !c->model) {

@@ -20,7 +20,10 @@ struct cand {
 struct sampler {
     uint32_t n_vocab;
     struct cand *cand; /* [n_vocab] */
-    uint32_t *count;   /* [n_vocab] occurrences in the penalty window; all zero between calls */
+    struct shift {
+        uint32_t count; /* occurrences in the penalty window */
+        float bias;
+    } *shift; /* [n_vocab]; all zero between calls */
 };
 
 enum err_code sampler_new(uint32_t n_vocab, struct sampler **out, struct err *e)
@@ -32,8 +35,8 @@ enum err_code sampler_new(uint32_t n_vocab, struct sampler **out, struct err *e)
         return err_set(e, ERR_NOMEM, "no memory for a sampler");
     s->n_vocab = n_vocab;
     s->cand = calloc(n_vocab, sizeof *s->cand);
-    s->count = calloc(n_vocab, sizeof *s->count);
-    if (!s->cand || !s->count) {
+    s->shift = calloc(n_vocab, sizeof *s->shift);
+    if (!s->cand || !s->shift) {
         sampler_free(s);
         return err_set(e, ERR_NOMEM, "no memory to sample from %u tokens", n_vocab);
     }
@@ -46,11 +49,28 @@ void sampler_free(struct sampler *s)
     if (!s)
         return;
     free(s->cand);
-    free(s->count);
+    free(s->shift);
     free(s);
 }
 
-enum err_code sampler_check(const struct batch_sampling *p, struct err *e)
+static enum err_code lists_check(const struct batch_sampling *p, uint32_t n_vocab, struct err *e)
+{
+    if (p->n_top > BATCH_MAX_TOP)
+        return err_set(e, ERR_ARG, "n_top is %u; at most %u likeliest tokens can be reported", p->n_top, BATCH_MAX_TOP);
+    if (p->n_bias > BATCH_MAX_BIAS)
+        return err_set(e, ERR_ARG, "n_bias is %u; at most %u tokens can have a bias", p->n_bias, BATCH_MAX_BIAS);
+    for (uint32_t i = 0; i < p->n_bias; i++) {
+        const struct batch_bias *b = &p->bias[i];
+        if (b->token < 0 || (uint32_t)b->token >= n_vocab)
+            return err_set(e, ERR_ARG, "bias of token %d, which is not in the vocabulary of %u", b->token, n_vocab);
+        if (!(b->bias < INFINITY))
+            return err_set(e, ERR_ARG, "the bias of token %d is %g; it must be a number, or -infinity to never draw it",
+                           b->token, (double)b->bias);
+    }
+    return OK;
+}
+
+enum err_code sampler_check(const struct batch_sampling *p, uint32_t n_vocab, struct err *e)
 {
     /* Written so that NaN fails each comparison. */
     if (!(p->temperature <= 100.0f && p->temperature >= -FLT_MAX))
@@ -69,10 +89,10 @@ enum err_code sampler_check(const struct batch_sampling *p, struct err *e)
     if (!(p->presence_penalty >= -10.0f && p->presence_penalty <= 10.0f))
         return err_set(e, ERR_ARG, "presence_penalty is %g; it must be -10 to 10 (0: off)",
                        (double)p->presence_penalty);
-    return OK;
+    return lists_check(p, n_vocab, e);
 }
 
-/* --- penalties --- */
+/* --- biases and penalties --- */
 
 /* The tokens the penalties look at: the last penalty_last_n of the history, none when all penalties are off. */
 static size_t penalty_window(const struct batch_sampling *p, size_t n_history)
@@ -82,15 +102,46 @@ static size_t penalty_window(const struct batch_sampling *p, size_t n_history)
     return n_history < p->penalty_last_n ? n_history : p->penalty_last_n;
 }
 
-/* The logit of token i after the penalties; finite logits stay finite. */
-static float penalized(const struct sampler *s, const struct batch_sampling *p, const float *logits, uint32_t i)
+static float in_range(double x)
 {
+    return (float)fmin(fmax(x, -(double)FLT_MAX), (double)FLT_MAX);
+}
+
+/* The logit of token i after its bias and the penalties; what is finite stays finite. */
+static float shifted(const struct sampler *s, const struct batch_sampling *p, const float *logits, uint32_t i)
+{
+    const struct shift *h = &s->shift[i];
     float raw = logits[i];
-    if (s->count[i] == 0 || raw == -INFINITY)
+    if (h->bias != 0.0f && raw != -INFINITY && h->bias != -INFINITY)
+        raw = in_range((double)raw + (double)h->bias);
+    else if (h->bias == -INFINITY)
+        raw = -INFINITY;
+    if (h->count == 0 || raw == -INFINITY)
         return raw;
     double x = raw > 0.0f ? (double)raw / (double)p->repeat_penalty : (double)raw * (double)p->repeat_penalty;
-    x -= (double)s->count[i] * (double)p->frequency_penalty + (double)p->presence_penalty;
-    return (float)fmin(fmax(x, -(double)FLT_MAX), (double)FLT_MAX);
+    x -= (double)h->count * (double)p->frequency_penalty + (double)p->presence_penalty;
+    return in_range(x);
+}
+
+static void shift_all(struct sampler *s, const struct batch_sampling *p, const int32_t *window, size_t n_window)
+{
+    for (size_t i = 0; i < n_window; i++)
+        s->shift[window[i]].count++;
+    for (uint32_t i = 0; i < p->n_bias; i++) {
+        struct shift *h = &s->shift[p->bias[i].token];
+        if (h->bias == -INFINITY || p->bias[i].bias == -INFINITY)
+            h->bias = -INFINITY;
+        else
+            h->bias = in_range((double)h->bias + (double)p->bias[i].bias);
+    }
+}
+
+static void shift_none(struct sampler *s, const struct batch_sampling *p, const int32_t *window, size_t n_window)
+{
+    for (size_t i = 0; i < n_window; i++)
+        s->shift[window[i]].count = 0;
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        s->shift[p->bias[i].token].bias = 0;
 }
 
 /* --- candidates --- */
@@ -143,20 +194,20 @@ static size_t fill_all(struct sampler *s, const struct batch_sampling *p, const 
 {
     size_t n = 0;
     for (uint32_t i = 0; i < s->n_vocab; i++) {
-        float x = penalized(s, p, logits, i);
+        float x = shifted(s, p, logits, i);
         if (x > -INFINITY)
             s->cand[n++] = (struct cand){x, (int32_t)i};
     }
     return n;
 }
 
-/* The k best, best first. */
+/* The k best, best first; p NULL: of the raw logits. */
 static size_t fill_top_k(struct sampler *s, const struct batch_sampling *p, const float *logits, size_t k)
 {
     struct cand *c = s->cand;
     size_t n = 0;
     for (uint32_t i = 0; i < s->n_vocab; i++) {
-        struct cand x = {penalized(s, p, logits, i), (int32_t)i};
+        struct cand x = {p ? shifted(s, p, logits, i) : logits[i], (int32_t)i};
         if (x.logit == -INFINITY)
             continue;
         if (n < k) {
@@ -240,6 +291,7 @@ static int32_t draw(const struct cand *c, size_t n, double temperature, double u
     return last; /* u * total was rounded up to the total */
 }
 
+/* -1: no token is left. */
 static int32_t pick_random(struct sampler *s, const struct batch_sampling *p, const float *logits, double u)
 {
     size_t n;
@@ -248,6 +300,8 @@ static int32_t pick_random(struct sampler *s, const struct batch_sampling *p, co
         n = fill_top_k(s, p, logits, (size_t)p->top_k);
     else
         n = fill_all(s, p, logits);
+    if (n == 0)
+        return -1;
     if (p->top_p < 1.0f)
         n = cut_top_p(s->cand, n, sorted, (double)p->top_p);
     if (p->min_p > 0.0f)
@@ -257,16 +311,16 @@ static int32_t pick_random(struct sampler *s, const struct batch_sampling *p, co
 
 static int32_t pick_greedy(const struct sampler *s, const struct batch_sampling *p, const float *logits)
 {
-    uint32_t best = 0;
+    int32_t best = -1;
     float max = -INFINITY;
     for (uint32_t i = 0; i < s->n_vocab; i++) {
-        float x = penalized(s, p, logits, i);
+        float x = shifted(s, p, logits, i);
         if (x > max) {
             max = x;
-            best = i;
+            best = (int32_t)i;
         }
     }
-    return (int32_t)best;
+    return best;
 }
 
 /* --- the whole --- */
@@ -288,20 +342,33 @@ static enum err_code scan(const struct sampler *s, const float *logits, uint32_t
     return OK;
 }
 
-static float raw_logprob(const struct sampler *s, const float *logits, float max, int32_t token)
+/* What to subtract from a raw logit to get the token's log probability. */
+static double log_total(const struct sampler *s, const float *logits, float max)
 {
     double sum = 0;
     for (uint32_t i = 0; i < s->n_vocab; i++)
         sum += exp((double)logits[i] - (double)max);
-    return (float)((double)logits[token] - (double)max - log(sum));
+    return (double)max + log(sum);
+}
+
+static void report(struct sampler *s, uint32_t n_top, const float *logits, float max, int32_t token,
+                   struct batch_result *out)
+{
+    double total = log_total(s, logits, max);
+    uint32_t n = n_top < s->n_vocab ? n_top : s->n_vocab;
+    out->token = token;
+    out->logprob = (float)((double)logits[token] - total);
+    out->n_top = n ? (uint32_t)fill_top_k(s, NULL, logits, n) : 0;
+    for (uint32_t i = 0; i < out->n_top; i++)
+        out->top[i] = (struct batch_top){s->cand[i].id, (float)((double)s->cand[i].logit - total)};
 }
 
 enum err_code sampler_draw(struct sampler *s, const struct batch_sampling *p, const float *logits,
-                           const int32_t *history, size_t n_history, uint32_t pos, int32_t *token, float *logprob,
+                           const int32_t *history, size_t n_history, uint32_t pos, struct batch_result *out,
                            struct err *e)
 {
     float max = 0;
-    enum err_code rc = sampler_check(p, e);
+    enum err_code rc = sampler_check(p, s->n_vocab, e);
     if (rc == OK)
         rc = scan(s, logits, pos, &max, e);
     if (rc != OK)
@@ -314,14 +381,12 @@ enum err_code sampler_draw(struct sampler *s, const struct batch_sampling *p, co
             return err_set(e, ERR_RANGE, "token %d of the history is not in the vocabulary of %u", window[i],
                            s->n_vocab);
 
-    for (size_t i = 0; i < n_window; i++)
-        s->count[window[i]]++;
+    shift_all(s, p, window, n_window);
     int32_t id =
         p->temperature <= 0.0f ? pick_greedy(s, p, logits) : pick_random(s, p, logits, hash_uniform(p->seed, pos));
-    for (size_t i = 0; i < n_window; i++)
-        s->count[window[i]] = 0;
-
-    *logprob = raw_logprob(s, logits, max, id);
-    *token = id;
+    shift_none(s, p, window, n_window);
+    if (id < 0)
+        return err_set(e, ERR_ARG, "the request's biases leave no token for position %u", pos);
+    report(s, p->n_top, logits, max, id, out);
     return OK;
 }

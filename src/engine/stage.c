@@ -393,8 +393,7 @@ static enum err_code sample(struct stage *s, struct batch *b, struct err *e)
         const struct slot *sl = &s->slots.slot[en->slot];
         const float *logits = s->last_logits + (size_t)(s->p.all_logits ? tok - 1 : row) * s->h.n_vocab;
         struct batch_result *r = &b->results[b->n_results];
-        enum err_code rc =
-            sampler_draw(s->sampler, &sl->sampling, logits, sl->tokens, sl->n, sl->n, &r->token, &r->logprob, e);
+        enum err_code rc = sampler_draw(s->sampler, &sl->sampling, logits, sl->tokens, sl->n, sl->n, r, e);
         if (rc != OK)
             return rc;
         r->request_id = en->request_id;
@@ -446,7 +445,7 @@ enum err_code stage_sampling(struct stage *s, uint32_t slot, const struct batch_
 {
     if (slot >= s->p.n_slots)
         return err_set(e, ERR_RANGE, "slot %u of %u", slot, s->p.n_slots);
-    enum err_code rc = sampler_check(p, e);
+    enum err_code rc = sampler_check(p, s->h.n_vocab, e);
     if (rc == OK)
         s->slots.slot[slot].sampling = *p;
     return rc;

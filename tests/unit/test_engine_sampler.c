@@ -46,13 +46,12 @@ static struct sampler *make(uint32_t n)
 static int32_t draw_one(struct sampler *s, const struct batch_sampling *p, const float *logits, const int32_t *history,
                         size_t n_history, uint32_t pos)
 {
-    int32_t token = -1;
-    float logprob = 1;
+    struct batch_result r = {.token = -1, .logprob = 1};
     struct err e = {0};
-    if (sampler_draw(s, p, logits, history, n_history, pos, &token, &logprob, &e) != OK)
+    if (sampler_draw(s, p, logits, history, n_history, pos, &r, &e) != OK)
         fail_msg("%s", e.msg);
-    assert_true(logprob <= 0);
-    return token;
+    assert_true(r.logprob <= 0);
+    return r.token;
 }
 
 /* Draws n times at positions 0, 1, ... and compares the counts with n * expected by Pearson's statistic. With at most 7
@@ -310,26 +309,26 @@ static void greedy_of_very_negative_logits(void **state)
 static void logprob_is_of_the_raw_logits(void **state)
 {
     (void)state;
-    float logits[N_VOCAB], logprob = 1;
+    float logits[N_VOCAB];
+    struct batch_result r = {0};
     logits_of(prob, N_VOCAB, logits);
     for (size_t i = 0; i < N_VOCAB; i++)
         logits[i] += 100; /* a shift changes nothing */
     struct batch_sampling p = plain();
     struct sampler *s = make(N_VOCAB);
     struct err e;
-    int32_t token = -1;
     const int32_t history[] = {1};
     p.temperature = 0;
     p.presence_penalty = 5;
-    assert_int_equal(sampler_draw(s, &p, logits, history, 1, 0, &token, &logprob, &e), OK);
-    assert_int_equal(token, 3);
-    assert_true(fabs((double)logprob - log(0.25)) < 1e-4);
+    assert_int_equal(sampler_draw(s, &p, logits, history, 1, 0, &r, &e), OK);
+    assert_int_equal(r.token, 3);
+    assert_true(fabs((double)r.logprob - log(0.25)) < 1e-4);
     p = plain();
     p.top_k = 1;
     p.temperature = 50;
-    assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &token, &logprob, &e), OK);
-    assert_int_equal(token, 1);
-    assert_true(fabs((double)logprob - log(0.30)) < 1e-4);
+    assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &r, &e), OK);
+    assert_int_equal(r.token, 1);
+    assert_true(fabs((double)r.logprob - log(0.30)) < 1e-4);
     sampler_free(s);
 }
 
@@ -342,21 +341,21 @@ static void logits_without_a_number_are_refused(void **state)
     for (int greedy = 0; greedy < 2; greedy++) {
         p.temperature = greedy ? 0.0f : 1.0f;
         for (size_t i = 0; i < 2; i++) {
-            float logits[N_VOCAB] = {0}, logprob = 9;
-            int32_t token = -7;
+            float logits[N_VOCAB] = {0};
+            struct batch_result r = {.token = -7, .logprob = 9};
             struct err e = {0};
             logits[N_VOCAB - 1] = bad[i];
-            assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 33, &token, &logprob, &e), ERR_NUMERIC);
-            assert_int_equal(token, -7);
-            assert_true(logprob == 9.0f);
+            assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 33, &r, &e), ERR_NUMERIC);
+            assert_int_equal(r.token, -7);
+            assert_true(r.logprob == 9.0f);
             assert_non_null(strstr(e.msg, "token 7"));
             assert_non_null(strstr(e.msg, "position 33"));
         }
-        float logits[N_VOCAB], logprob = 9;
-        int32_t token = -7;
+        float logits[N_VOCAB];
+        struct batch_result r = {.token = -7};
         for (size_t i = 0; i < N_VOCAB; i++)
             logits[i] = -INFINITY;
-        assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &token, &logprob, NULL), ERR_NUMERIC);
+        assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &r, NULL), ERR_NUMERIC);
         logits[4] = -3;
         assert_int_equal(draw_one(s, &p, logits, NULL, 0, 0), 4);
     }
@@ -369,14 +368,14 @@ static void history_outside_the_vocabulary_is_refused(void **state)
     const float logits[N_VOCAB] = {5, 4, 3, 0, 0, 0, 0, 0};
     struct batch_sampling p = plain();
     struct sampler *s = make(N_VOCAB);
-    int32_t token = -7, history[] = {0, -1, N_VOCAB, 1};
-    float logprob;
+    struct batch_result r = {.token = -7};
+    int32_t history[] = {0, -1, N_VOCAB, 1};
     struct err e;
     p.temperature = 0;
     p.presence_penalty = 10;
-    assert_int_equal(sampler_draw(s, &p, logits, history, 4, 0, &token, &logprob, &e), ERR_RANGE);
-    assert_int_equal(sampler_draw(s, &p, logits, history, 3, 0, &token, &logprob, &e), ERR_RANGE);
-    assert_int_equal(token, -7);
+    assert_int_equal(sampler_draw(s, &p, logits, history, 4, 0, &r, &e), ERR_RANGE);
+    assert_int_equal(sampler_draw(s, &p, logits, history, 3, 0, &r, &e), ERR_RANGE);
+    assert_int_equal(r.token, -7);
     assert_int_equal(draw_one(s, &p, logits, history, 1, 0), 1);
     p.penalty_last_n = 1; /* the bad ones are out of sight; nothing of the failed calls is left */
     assert_int_equal(draw_one(s, &p, logits, history, 4, 0), 0);
@@ -498,19 +497,19 @@ static void parameters_are_checked(void **state)
     (void)state;
     struct err e;
     struct batch_sampling p = plain();
-    assert_int_equal(sampler_check(&p, &e), OK);
+    assert_int_equal(sampler_check(&p, N_VOCAB, &e), OK);
 #define BAD(field, value)                                                                                              \
     do {                                                                                                               \
         p = plain();                                                                                                   \
         p.field = (value);                                                                                             \
-        assert_int_equal(sampler_check(&p, &e), ERR_ARG);                                                              \
+        assert_int_equal(sampler_check(&p, N_VOCAB, &e), ERR_ARG);                                                     \
         assert_non_null(strstr(e.msg, #field));                                                                        \
     } while (0)
 #define GOOD(field, value)                                                                                             \
     do {                                                                                                               \
         p = plain();                                                                                                   \
         p.field = (value);                                                                                             \
-        assert_int_equal(sampler_check(&p, &e), OK);                                                                   \
+        assert_int_equal(sampler_check(&p, N_VOCAB, &e), OK);                                                          \
     } while (0)
     BAD(temperature, NAN);
     BAD(temperature, 100.5f);
@@ -548,12 +547,149 @@ static void drawing_checks_the_parameters_too(void **state)
     const float logits[N_VOCAB] = {0};
     struct batch_sampling p = plain();
     struct sampler *s = make(N_VOCAB);
-    int32_t token = -7;
-    float logprob;
+    struct batch_result r = {.token = -7};
     p.top_p = 0;
-    assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &token, &logprob, NULL), ERR_ARG);
-    assert_int_equal(token, -7);
+    assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 0, &r, NULL), ERR_ARG);
+    assert_int_equal(r.token, -7);
     sampler_free(s);
+}
+
+/* --- biases, and the likeliest tokens --- */
+
+static void bias_shifts_the_distribution(void **state)
+{
+    (void)state;
+    float logits[N_VOCAB];
+    logits_of(prob, N_VOCAB, logits);
+    struct batch_sampling p = plain();
+    p.n_bias = 4; /* twice on the same token: they add up to ln 3 */
+    p.bias[0] = (struct batch_bias){1, (float)log(1.5)};
+    p.bias[1] = (struct batch_bias){1, (float)log(2)};
+    p.bias[2] = (struct batch_bias){3, -INFINITY};
+    p.bias[3] = (struct batch_bias){7, 50}; /* what is impossible stays so */
+    double total = 1 + 2 * 0.30 - 0.25;
+    const double want[N_VOCAB] = {0.05 / total, 0.90 / total, 0.02 / total, 0,
+                                  0.08 / total, 0.20 / total, 0.10 / total};
+    check_distribution(&p, logits, want, NULL, 0);
+}
+
+static void bias_comes_before_penalties_and_truncation(void **state)
+{
+    (void)state;
+    const float logits[N_VOCAB] = {5, 4, 3, 0, 0, 0, 0, 0};
+    const int32_t history[] = {4};
+    struct batch_sampling p = plain();
+    struct sampler *s = make(N_VOCAB);
+    p.n_bias = 1;
+    p.bias[0] = (struct batch_bias){4, 8};
+    p.top_k = 1;
+    assert_int_equal(draw_one(s, &p, logits, history, 1, 0), 4);
+    p.repeat_penalty = 1.5f; /* (0 + 8) / 1.5 is above 5 */
+    assert_int_equal(draw_one(s, &p, logits, history, 1, 0), 4);
+    p.repeat_penalty = 2; /* (0 + 8) / 2 is not; 0 / 2 + 8 would be */
+    assert_int_equal(draw_one(s, &p, logits, history, 1, 0), 0);
+    p.n_bias = 0; /* nothing is left over */
+    p.repeat_penalty = 1;
+    assert_int_equal(draw_one(s, &p, logits, history, 1, 0), 0);
+    sampler_free(s);
+}
+
+static void bias_counts_under_greedy(void **state)
+{
+    (void)state;
+    const float logits[N_VOCAB] = {5, 4, 3, 0, 0, 0, 0, 0};
+    struct batch_sampling p = plain();
+    struct sampler *s = make(N_VOCAB);
+    p.temperature = 0;
+    p.n_bias = 2;
+    p.bias[0] = (struct batch_bias){0, -INFINITY};
+    p.bias[1] = (struct batch_bias){2, 2};
+    assert_int_equal(draw_one(s, &p, logits, NULL, 0, 0), 2);
+    p.bias[1] = (struct batch_bias){0, 100}; /* never is never */
+    assert_int_equal(draw_one(s, &p, logits, NULL, 0, 0), 1);
+    p.bias[0] = (struct batch_bias){1, FLT_MAX};
+    p.bias[1] = (struct batch_bias){1, FLT_MAX};
+    assert_int_equal(draw_one(s, &p, logits, NULL, 0, 0), 1);
+    sampler_free(s);
+}
+
+static void biases_that_leave_nothing(void **state)
+{
+    (void)state;
+    const float logits[N_VOCAB] = {-INFINITY, 1, 2, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    struct sampler *s = make(N_VOCAB);
+    for (int greedy = 0; greedy < 2; greedy++) {
+        struct batch_sampling p = plain();
+        struct batch_result r = {.token = -7};
+        struct err e;
+        p.temperature = greedy ? 0.0f : 1.0f;
+        p.n_bias = 2;
+        p.bias[0] = (struct batch_bias){1, -INFINITY};
+        p.bias[1] = (struct batch_bias){2, -INFINITY};
+        assert_int_equal(sampler_draw(s, &p, logits, NULL, 0, 5, &r, &e), ERR_ARG);
+        assert_non_null(strstr(e.msg, "position 5"));
+        assert_int_equal(r.token, -7);
+        p.n_bias = 0;
+        draw_one(s, &p, logits, NULL, 0, 5);
+    }
+    sampler_free(s);
+}
+
+/* Of the raw logits, whatever biases, penalties and truncation make of them. */
+static void likeliest_tokens_best_first(void **state)
+{
+    (void)state;
+    const float logits[N_VOCAB] = {1, 3, 2, 3, -INFINITY, 2, 0, 3};
+    const int32_t best[] = {1, 3, 7, 2, 5, 0, 6}; /* the lower id first among equals */
+    const int32_t history[] = {1, 1, 3};
+    double total = 3 * exp(3) + 2 * exp(2) + exp(1) + 1;
+    struct batch_sampling p = plain();
+    struct sampler *s = make(N_VOCAB);
+    struct err e;
+    p.presence_penalty = 5;
+    p.top_k = 1;
+    p.n_bias = 1;
+    p.bias[0] = (struct batch_bias){6, 90};
+    for (uint32_t n = 0; n <= BATCH_MAX_TOP; n++) {
+        struct batch_result r = {.request_id = 77, .slot = 3, .pos = 9, .n_top = 99};
+        p.n_top = n;
+        assert_int_equal(sampler_draw(s, &p, logits, history, 3, 0, &r, &e), OK);
+        assert_int_equal(r.token, 6);
+        assert_true(fabs((double)r.logprob + log(total)) < 1e-5);
+        assert_int_equal(r.n_top, n < 7 ? n : 7); /* one is impossible */
+        for (uint32_t i = 0; i < r.n_top; i++) {
+            assert_int_equal(r.top[i].token, best[i]);
+            assert_true(fabs((double)r.top[i].logprob - ((double)logits[best[i]] - log(total))) < 1e-5);
+        }
+        assert_true(r.request_id == 77 && r.slot == 3 && r.pos == 9);
+    }
+    sampler_free(s);
+}
+
+static void lists_are_checked(void **state)
+{
+    (void)state;
+    struct err e;
+    struct batch_sampling p = plain();
+    p.n_top = BATCH_MAX_TOP;
+    p.n_bias = BATCH_MAX_BIAS;
+    for (uint32_t i = 0; i < p.n_bias; i++)
+        p.bias[i] = (struct batch_bias){(int32_t)(i % N_VOCAB), -INFINITY};
+    assert_int_equal(sampler_check(&p, N_VOCAB, &e), OK);
+    p.n_top++;
+    assert_int_equal(sampler_check(&p, N_VOCAB, &e), ERR_ARG);
+    assert_non_null(strstr(e.msg, "n_top"));
+    p.n_top = 0;
+    p.n_bias++; /* nothing beyond the array is read */
+    assert_int_equal(sampler_check(&p, N_VOCAB, &e), ERR_ARG);
+    assert_non_null(strstr(e.msg, "n_bias"));
+    p.n_bias = 2;
+    const struct batch_bias bad[] = {{-1, 0}, {N_VOCAB, 0}, {3, NAN}, {3, INFINITY}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        p.bias[1] = bad[i];
+        assert_int_equal(sampler_check(&p, N_VOCAB, &e), ERR_ARG);
+        assert_non_null(strstr(e.msg, "bias of token"));
+    }
 }
 
 static void an_empty_vocabulary_is_refused(void **state)
@@ -608,6 +744,12 @@ int main(void)
         cmocka_unit_test(large_vocabularies_agree_with_a_full_sort),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(drawing_checks_the_parameters_too),
+        cmocka_unit_test(bias_shifts_the_distribution),
+        cmocka_unit_test(bias_comes_before_penalties_and_truncation),
+        cmocka_unit_test(bias_counts_under_greedy),
+        cmocka_unit_test(biases_that_leave_nothing),
+        cmocka_unit_test(likeliest_tokens_best_first),
+        cmocka_unit_test(lists_are_checked),
         cmocka_unit_test(an_empty_vocabulary_is_refused),
         cmocka_unit_test(a_vocabulary_of_one),
     };
