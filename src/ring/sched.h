@@ -1,9 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
- * The scheduler of rank 0: which sequences a step carries. Requests wait for a slot in the order they came; sequences
- * that have a token ready are spread over the steps in flight so that all ranks are busy; prompts are cut into chunks
- * that follow each other down the ring without waiting. Pure bookkeeping: no threads, no I/O; the node's compute thread
- * owns it.
+ * The scheduler of rank 0: which sequences a step carries. Pure bookkeeping: no threads, no I/O; the node's compute
+ * thread owns it.
+ *
+ * Requests wait for a slot in the order they came, the nodes where they entered taking turns. A slot keeps its tokens
+ * when its request has ended; a new one takes the free slot that shares the longest prefix with its prompt, and only
+ * the rest is computed. Sequences that have a token ready are spread evenly over the steps in flight, so that all ranks
+ * are busy, and go first. Prompts fill what room a step has left, in turns, in chunks that follow each other down the
+ * ring without waiting.
+ *
+ * How long a chunk is. A prompt of n tokens in chunks of c passes S ranks in the time of n/c + S - 1 chunks: smaller
+ * chunks fill and drain the ring faster, but each step costs about as much as SCHED_STEP_COST tokens before it has any.
+ * The sum is least at c = sqrt(n * SCHED_STEP_COST / (S - 1)); one rank takes all that fits. While sequences decode, a
+ * step carries at most n_prefill tokens of prompts, since a decoded token waits for one step ahead of it at every rank.
+ * The weights are read for the decoded tokens anyway, so that small chunks cost little more then.
+ *
+ * Stale ranks. When a rank answers ERR_STALE (it restarted and holds nothing), what the slots hold is forgotten and the
+ * requests in the step begin anew from their tokens so far, once each; the same random numbers are drawn again.
  */
 #ifndef KVASIR_RING_SCHED_H
 #define KVASIR_RING_SCHED_H
@@ -14,6 +27,7 @@
 #include <stddef.h>
 
 enum sched_reason { SCHED_STOP, SCHED_LENGTH, SCHED_CONTEXT, SCHED_CANCELLED, SCHED_FAILED };
+#define SCHED_N_REASONS 5u
 const char *sched_reason_name(enum sched_reason r); /* "stop", "length", "context", "cancelled", "failed" */
 
 /* A request. The arrays are copied by sched_submit. Callbacks run on the thread that calls the sched_* function which
@@ -31,10 +45,16 @@ struct sched_request {
     void (*on_end)(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text);
 };
 
+#define SCHED_STEP_COST       8u
+#define SCHED_DEFAULT_PREFILL 64u
+
 struct sched_limits {
     uint32_t n_slots, n_ctx, n_vocab, n_batch;
     uint32_t max_steps;   /* in flight; the number of ranks keeps all of them busy */
     uint32_t max_waiting; /* requests without a slot */
+    uint32_t n_prefill;   /* most tokens of prompts in a step while sequences decode; 0: SCHED_DEFAULT_PREFILL */
+    bool bounded_rewind;  /* slots cannot go back to every position: models with recurrent blocks or sliding windows */
+    uint32_t n_checkpoints; /* per slot, of such models: what the stages keep */
 };
 
 struct sched; /* opaque */
@@ -43,12 +63,13 @@ enum err_code sched_new(const struct sched_limits *lim, struct sched **out, stru
 void sched_free(struct sched *s); /* ends what is left as SCHED_CANCELLED */
 
 /* ERR_ARG (empty prompt, token outside the vocabulary), ERR_LIMIT (prompt does not fit the context), ERR_BUSY (too many
- * waiting), ERR_NOMEM. id: never 0, chosen by the caller, unique. No callback ran when it fails. */
+ * waiting; says how many), ERR_NOMEM. id: never 0, chosen by the caller, unique; id >> 48 tells the entries apart that
+ * take turns. No callback ran when it fails. */
 enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_request *r, struct err *e) KV_MUST_USE;
 /* Ends the request now; its slot is free again once nothing of it is in flight. false: no such request. */
 bool sched_cancel(struct sched *s, uint64_t id);
 
-/* A request begins with this step: the last rank must know its sampling parameters before it. */
+/* A request begins, or begins anew, with this step: the last rank must know its sampling parameters before it. */
 struct sched_start {
     uint64_t request_id;
     uint32_t slot;
@@ -65,7 +86,7 @@ bool sched_compose(struct sched *s, struct batch *b, struct sched_start *starts,
 enum err_code sched_result(struct sched *s, uint64_t step_id, const struct batch_result *r, uint32_t n,
                            struct err *e) KV_MUST_USE;
 
-/* A step failed on its way: the requests in it end as SCHED_FAILED. */
+/* A step failed on its way: the requests in it end as SCHED_FAILED; on ERR_STALE those that did not yet begin anew. */
 void sched_fail_step(struct sched *s, uint64_t step_id, enum err_code code, const char *text);
 /* Everything that has a slot ends as SCHED_FAILED and nothing is in flight any more (the ring broke). Waiting requests
  * wait on. */
@@ -74,7 +95,14 @@ void sched_fail_all(struct sched *s, enum err_code code, const char *text);
 struct sched_counts {
     uint32_t n_waiting, n_active, n_steps;
     uint64_t oldest_step_ns; /* when the oldest step in flight was composed; 0: none */
-    uint64_t n_prompt_tok, n_out_tok;
+    uint64_t n_prompt_tok;   /* of prompts, computed (twice where a request began anew) */
+    uint64_t n_reused_tok;   /* of prompts, not computed, since a slot held them */
+    uint64_t n_out_tok;
+    uint64_t n_refused;                /* with ERR_BUSY */
+    uint64_t n_retried;                /* began anew on ERR_STALE */
+    uint64_t n_ended[SCHED_N_REASONS]; /* by reason */
+    uint32_t us_per_tok;               /* lately, from a sequence's step to its token; 0: not known yet */
+    uint32_t retry_ms; /* about the time between two ends of requests: who was refused may try again then */
 };
 void sched_count(const struct sched *s, struct sched_counts *out);
 

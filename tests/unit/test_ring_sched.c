@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The scheduler alone: what steps it composes, how requests end, and that a ring without a model, which checks every
- * entry as a rank would, gets from it each sequence whole and in order whatever happens on the way.
+ * The scheduler alone: what steps it composes, how requests end, what it makes of failures and of results that do not
+ * fit. What it reuses is in test_ring_sched_reuse.c, how it is fair in test_ring_sched_fair.c.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,144 +11,7 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
-#include "ring/sched.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#define MAX_SLOTS 64
-#define MAX_CTX   64
-#define MAX_BATCH 256
-#define N_VOCAB   1000u
-
-/* --- who asks ------------------------------------------------------------------------------------ */
-
-struct client {
-    uint64_t id;
-    int32_t out[MAX_CTX + 8];
-    uint32_t n_out, n_ends;
-    enum sched_reason reason;
-    enum err_code code;
-    char text[128];
-};
-
-static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
-{
-    struct client *c = ctx;
-    assert_int_equal(id, c->id);
-    assert_int_equal(c->n_ends, 0);
-    assert_true(r->logprob <= 0);
-    assert_true(c->n_out < MAX_CTX + 8);
-    c->out[c->n_out++] = r->token;
-}
-
-static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
-{
-    struct client *c = ctx;
-    assert_int_equal(id, c->id);
-    assert_non_null(text);
-    c->n_ends++;
-    c->reason = reason;
-    c->code = code;
-    snprintf(c->text, sizeof c->text, "%s", text);
-}
-
-/* --- a scheduler and the steps it made ----------------------------------------------------------- */
-
-struct sent {
-    uint64_t id;
-    struct batch b;
-    struct batch_entry entries[MAX_SLOTS];
-    int32_t tokens[MAX_BATCH];
-    struct sched_start starts[MAX_SLOTS];
-    struct batch_sampling sampling[MAX_SLOTS]; /* of starts */
-    uint32_t n_starts;
-};
-
-struct rig {
-    struct sched *s;
-    struct sched_limits lim;
-};
-
-static struct rig rig_new(uint32_t n_slots, uint32_t n_ctx, uint32_t n_batch, uint32_t max_steps, uint32_t max_waiting)
-{
-    struct rig r = {.lim = {.n_slots = n_slots,
-                            .n_ctx = n_ctx,
-                            .n_vocab = N_VOCAB,
-                            .n_batch = n_batch,
-                            .max_steps = max_steps,
-                            .max_waiting = max_waiting}};
-    assert_int_equal(sched_new(&r.lim, &r.s, NULL), OK);
-    return r;
-}
-
-static bool compose(struct rig *r, struct sent *st)
-{
-    memset(st, 0, sizeof *st);
-    st->b = (struct batch){
-        .cap_entries = r->lim.n_slots, .cap_tok = r->lim.n_batch, .entries = st->entries, .tokens = st->tokens};
-    if (!sched_compose(r->s, &st->b, st->starts, &st->n_starts, &st->id))
-        return false;
-    for (uint32_t i = 0; i < st->n_starts; i++)
-        st->sampling[i] = *st->starts[i].sampling;
-    return true;
-}
-
-static enum err_code submit(struct rig *r, struct client *c, uint64_t id, const int32_t *prompt, uint32_t n,
-                            uint32_t n_predict, struct err *e)
-{
-    static const int32_t eog[] = {998, 999};
-    *c = (struct client){.id = id};
-    struct sched_request q = {.tokens = prompt,
-                              .n_tokens = n,
-                              .n_predict = n_predict,
-                              .eog = eog,
-                              .n_eog = 2,
-                              .sampling = {.seed = id},
-                              .ctx = c,
-                              .on_token = on_token,
-                              .on_end = on_end};
-    return sched_submit(r->s, id, &q, e);
-}
-
-static void must_submit(struct rig *r, struct client *c, uint64_t id, uint32_t n, uint32_t n_predict)
-{
-    int32_t prompt[MAX_CTX];
-    for (uint32_t i = 0; i < n; i++)
-        prompt[i] = (int32_t)((id * 31 + i) % 900);
-    assert_int_equal(submit(r, c, id, prompt, n, n_predict, NULL), OK);
-}
-
-/* The results that fit a step, all with one token. */
-static uint32_t answer(const struct sent *st, int32_t token, struct batch_result *out)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < st->b.n_entries; i++) {
-        const struct batch_entry *en = &st->entries[i];
-        if (en->flags & BATCH_SAMPLE)
-            out[n++] = (struct batch_result){.request_id = en->request_id,
-                                             .slot = en->slot,
-                                             .pos = en->pos + en->n_tok,
-                                             .token = token,
-                                             .logprob = -1};
-    }
-    return n;
-}
-
-static void give_back(struct rig *r, const struct sent *st, int32_t token)
-{
-    struct batch_result res[MAX_SLOTS];
-    uint32_t n = answer(st, token, res);
-    assert_int_equal(sched_result(r->s, st->id, res, n, NULL), OK);
-}
-
-static struct sched_counts counts(const struct rig *r)
-{
-    struct sched_counts k;
-    sched_count(r->s, &k);
-    return k;
-}
+#include "lib/sched_rig.h"
 
 /* --- composing
  * --------------------------------------------------------------------------------------------------------- */
@@ -326,7 +189,7 @@ static void test_step_has_at_most_the_entries_a_frame_holds(void **state)
     (void)state;
     enum { N = BATCH_MAX_ENTRIES + 10 };
     struct sched_limits lim = {
-        .n_slots = N, .n_ctx = 4, .n_vocab = N_VOCAB, .n_batch = 1000, .max_steps = 2, .max_waiting = N};
+        .n_slots = N, .n_ctx = 4, .n_vocab = N_VOCAB, .n_batch = 1000, .max_steps = 1, .max_waiting = N};
     struct sched *s;
     assert_int_equal(sched_new(&lim, &s, NULL), OK);
     struct client *c = calloc(N, sizeof *c);
@@ -343,6 +206,7 @@ static void test_step_has_at_most_the_entries_a_frame_holds(void **state)
     assert_true(sched_compose(s, &b, starts, &n_starts, &id));
     assert_int_equal(b.n_entries, BATCH_MAX_ENTRIES);
     assert_int_equal(n_starts, BATCH_MAX_ENTRIES);
+    sched_fail_step(s, id, ERR_DEVICE, "to be rid of it");
     assert_true(sched_compose(s, &b, starts, &n_starts, &id));
     assert_int_equal(b.n_entries, 10);
     sched_free(s);
@@ -587,15 +451,15 @@ static void test_fail_step(void **state)
     assert_true(compose(&r, &two[0]));
     assert_true(compose(&r, &two[1]));
     assert_int_equal(two[0].b.n_entries, 2);
-    sched_fail_step(r.s, two[0].id, ERR_STALE, "slot 1 holds something else");
+    sched_fail_step(r.s, two[0].id, ERR_DEVICE, "it overheated");
     sched_fail_step(r.s, two[0].id, ERR_STALE, "again");
     sched_fail_step(r.s, 4711, ERR_STALE, "no such step");
     for (uint32_t i = 0; i < 2; i++) {
         struct client *hit = &c[two[0].entries[i].request_id - 1], *spared = &c[two[1].entries[i].request_id - 1];
         assert_int_equal(hit->n_ends, 1);
         assert_int_equal(hit->reason, SCHED_FAILED);
-        assert_int_equal(hit->code, ERR_STALE);
-        assert_string_equal(hit->text, "slot 1 holds something else");
+        assert_int_equal(hit->code, ERR_DEVICE);
+        assert_string_equal(hit->text, "it overheated");
         assert_int_equal(spared->n_ends, 0);
     }
     give_back(&r, &two[0], 3); /* too late: nobody minds */
@@ -750,217 +614,6 @@ static void test_overtaken_step_is_lost(void **state)
     sched_free(r.s);
 }
 
-/* --- a long random run
- * ---------------------------------------------------------------------------------------------------- */
-
-#define SOAK_REQUESTS 400
-
-/* What the last rank would hold of a slot. */
-struct held {
-    uint64_t request_id, hash;
-    uint32_t n;
-};
-
-struct soak {
-    struct rig r;
-    struct held held[MAX_SLOTS];
-    struct sent *flight; /* [max_steps], in order */
-    uint32_t n_flight;
-    struct client *c; /* [SOAK_REQUESTS] */
-    struct soak_plan {
-        int32_t prompt[MAX_CTX];
-        uint32_t n, n_predict;
-        bool submitted, cancelled;
-    } *plan;
-    uint64_t seed;
-};
-
-static uint32_t draw(struct soak *k, uint32_t n)
-{
-    k->seed = hash_mix64(k->seed + 0x9e3779b97f4a7c15ull);
-    return (uint32_t)(k->seed >> 33) % n;
-}
-
-static int32_t next_token(uint64_t hash)
-{
-    return (int32_t)(hash_mix64(hash) % N_VOCAB);
-}
-
-/* Computes a step as a rank would. false: stale. */
-static bool compute(struct soak *k, const struct sent *st, struct batch_result *res, uint32_t *n_res)
-{
-    const int32_t *t = st->tokens;
-    bool good = true;
-    *n_res = 0;
-    for (uint32_t i = 0; i < st->b.n_entries; i++) {
-        const struct batch_entry *en = &st->entries[i];
-        struct held *h = &k->held[en->slot];
-        if (en->flags & BATCH_RESET)
-            *h = (struct held){.request_id = en->request_id, .hash = HASH_PREFIX_EMPTY};
-        bool fits = h->request_id == en->request_id && h->n == en->pos && h->hash == en->prefix_hash;
-        good &= fits;
-        for (uint32_t j = 0; j < en->n_tok; j++, t++) {
-            if (fits)
-                h->hash = hash_prefix(h->hash, *t);
-        }
-        if (!fits)
-            continue;
-        h->n += en->n_tok;
-        if (en->flags & BATCH_SAMPLE)
-            res[(*n_res)++] = (struct batch_result){.request_id = en->request_id,
-                                                    .slot = en->slot,
-                                                    .pos = h->n,
-                                                    .token = next_token(h->hash),
-                                                    .logprob = -0.5f};
-    }
-    return good;
-}
-
-static void check_step(struct soak *k, const struct sent *st)
-{
-    bool seen[MAX_SLOTS] = {false};
-    uint32_t n_tok = 0, n_reset = 0;
-    assert_true(st->b.n_entries > 0 && st->b.n_entries <= k->r.lim.n_slots);
-    assert_true(st->b.n_tok <= k->r.lim.n_batch);
-    for (uint32_t i = 0; i < st->b.n_entries; i++) {
-        const struct batch_entry *en = &st->entries[i];
-        assert_true(en->slot < k->r.lim.n_slots && !seen[en->slot] && en->n_tok > 0);
-        assert_true(en->pos + en->n_tok <= k->r.lim.n_ctx);
-        seen[en->slot] = true;
-        n_tok += en->n_tok;
-        n_reset += (en->flags & BATCH_RESET) != 0;
-        for (uint32_t f = 0; f < k->n_flight; f++) { /* two requests never share a slot in flight */
-            for (uint32_t j = 0; j < k->flight[f].b.n_entries; j++) {
-                const struct batch_entry *o = &k->flight[f].entries[j];
-                if (o->slot == en->slot)
-                    assert_int_equal(o->request_id, en->request_id);
-            }
-        }
-    }
-    assert_int_equal(n_tok, st->b.n_tok);
-    assert_int_equal(n_reset, st->n_starts);
-}
-
-static void return_oldest(struct soak *k)
-{
-    struct batch_result res[MAX_SLOTS];
-    uint32_t n;
-    struct sent st = k->flight[0];
-    bool good = compute(k, &st, res, &n);
-    memmove(k->flight, k->flight + 1, --k->n_flight * sizeof *k->flight);
-    for (uint32_t i = 0; i < k->n_flight; i++) { /* copies point into themselves */
-        k->flight[i].b.entries = k->flight[i].entries;
-        k->flight[i].b.tokens = k->flight[i].tokens;
-    }
-    if (!good)
-        sched_fail_step(k->r.s, st.id, ERR_STALE, "stale");
-    else if (draw(k, 60) == 0)
-        sched_fail_step(k->r.s, st.id, ERR_DEVICE, "device");
-    else
-        assert_int_equal(sched_result(k->r.s, st.id, res, n, NULL), OK);
-}
-
-/* What a request got is the beginning of what it must get, whole unless somebody ended it. */
-static void check_client(const struct soak *k, uint32_t i)
-{
-    const struct soak_plan *p = &k->plan[i];
-    const struct client *c = &k->c[i];
-    uint64_t hash = HASH_PREFIX_EMPTY;
-    for (uint32_t t = 0; t < p->n; t++)
-        hash = hash_prefix(hash, p->prompt[t]);
-    uint32_t n = 0;
-    enum sched_reason reason = SCHED_LENGTH;
-    for (;; n++) {
-        int32_t token = next_token(hash);
-        if (token >= 998) {
-            reason = SCHED_STOP;
-            break;
-        }
-        if (n < c->n_out)
-            assert_int_equal(c->out[n], token);
-        hash = hash_prefix(hash, token);
-        if (n + 1 == p->n_predict || p->n + n >= k->r.lim.n_ctx) {
-            reason = n + 1 == p->n_predict ? SCHED_LENGTH : SCHED_CONTEXT;
-            n++;
-            break;
-        }
-    }
-    assert_int_equal(c->n_ends, 1);
-    if (c->reason == SCHED_CANCELLED || c->reason == SCHED_FAILED) {
-        assert_true(c->n_out <= n);
-        assert_int_equal(c->code == OK, c->reason == SCHED_CANCELLED);
-    } else {
-        assert_int_equal(c->n_out, n);
-        assert_int_equal(c->reason, reason);
-        assert_int_equal(c->code, OK);
-    }
-    assert_true(!p->cancelled || c->reason == SCHED_CANCELLED);
-}
-
-static void soak_submit(struct soak *k, uint32_t i)
-{
-    struct soak_plan *p = &k->plan[i];
-    p->n = 1 + draw(k, k->r.lim.n_ctx - 1);
-    p->n_predict = 1 + draw(k, 20);
-    for (uint32_t t = 0; t < p->n; t++)
-        p->prompt[t] = (int32_t)draw(k, N_VOCAB);
-    p->submitted = submit(&k->r, &k->c[i], i + 1, p->prompt, p->n, p->n_predict, NULL) == OK;
-}
-
-static void soak(uint64_t seed)
-{
-    struct soak k = {.seed = seed};
-    uint32_t n_slots = 1 + draw(&k, 6), max_steps = 1 + draw(&k, 5);
-    k.r = rig_new(n_slots, 24, 1 + draw(&k, 12), max_steps, 6);
-    k.flight = calloc(max_steps + 1, sizeof *k.flight);
-    k.c = calloc(SOAK_REQUESTS, sizeof *k.c);
-    k.plan = calloc(SOAK_REQUESTS, sizeof *k.plan);
-    uint32_t next = 0, idle = 0;
-    while (idle < 3) {
-        uint32_t what = draw(&k, 10);
-        if (what < 3 && next < SOAK_REQUESTS) {
-            soak_submit(&k, next);
-            next += k.plan[next].submitted;
-        } else if (what < 7) {
-            struct sent *st = &k.flight[k.n_flight];
-            if (compose(&k.r, st)) {
-                check_step(&k, st);
-                k.n_flight++;
-                assert_true(k.n_flight <= max_steps);
-            }
-        } else if (k.n_flight > 0) {
-            return_oldest(&k);
-        }
-        if (next > 0 && draw(&k, 40) == 0) {
-            uint32_t i = draw(&k, next);
-            bool running = k.c[i].n_ends == 0;
-            assert_int_equal(sched_cancel(k.r.s, i + 1), running);
-            k.plan[i].cancelled |= running;
-        }
-        if (draw(&k, 400) == 0) {
-            sched_fail_all(k.r.s, ERR_CLOSED, "broken");
-            k.n_flight = 0;
-        }
-        struct sched_counts n = counts(&k.r);
-        bool over = next == SOAK_REQUESTS && n.n_waiting == 0 && n.n_active == 0 && k.n_flight == 0;
-        idle = over ? idle + 1 : 0;
-    }
-    assert_int_equal(counts(&k.r).n_steps, 0);
-    for (uint32_t i = 0; i < SOAK_REQUESTS; i++)
-        check_client(&k, i);
-    sched_free(k.r.s);
-    free(k.flight);
-    free(k.c);
-    free(k.plan);
-}
-
-static void test_soak(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 1; seed <= 40; seed++)
-        soak(seed);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -988,7 +641,6 @@ int main(void)
         cmocka_unit_test(test_results_that_do_not_fit),
         cmocka_unit_test(test_results_of_a_step_without_samples),
         cmocka_unit_test(test_overtaken_step_is_lost),
-        cmocka_unit_test(test_soak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
