@@ -2,6 +2,9 @@
  *
  * An HTTP/1.1 server on libwebsockets: one thread for all connections, no thread per request. It reads a request's head
  * and body within limits, hands it over, and sends a response, whole or in parts. It knows nothing of what is served.
+ * What it cannot take it answers itself, with a status and a sentence as text/plain, or by closing; on_request then
+ * does not hear of it. Request bodies need a content-length (chunks: 411). A client that closes its sending side before
+ * its response is complete counts as gone.
  *
  * Unless said otherwise functions are called on the server's own thread (the loop), which runs all callbacks.
  */
@@ -22,8 +25,8 @@ struct http_config {
     uint32_t max_body;        /* bytes; 0: 8 MiB; more: 413 */
     uint32_t max_head;        /* bytes of request line and headers; 0: 16 KiB; more: 431 or closed */
     uint32_t head_ms;         /* for a whole request (head and body) to arrive; 0: 10000; then 408 or closed */
-    uint32_t idle_ms;         /* kept-alive connections without a request; 0: 30000 */
-    uint32_t max_queued;      /* bytes of a response that may wait for a slow client; 0: 1 MiB; then it is cut off */
+    uint32_t idle_ms;         /* kept-alive connections without a request, clients that take nothing; 0: 30000 */
+    uint32_t max_queued;      /* bytes of http_write that may wait for a slow client; 0: 1 MiB; then it is cut off */
     void *ctx;
     /* A whole request. Respond now or later; may be never (the connection stays until the client goes). */
     void (*on_request)(void *ctx, struct http_request *r);
@@ -33,7 +36,7 @@ struct http_config {
     void (*on_wake)(void *ctx);
 };
 
-/* ERR_ARG (address), ERR_IO (in use: says so), ERR_NOMEM. Any thread. */
+/* ERR_ARG (address), ERR_IO (in use: says so), ERR_NOMEM. Any thread; callbacks may come before it returns. */
 enum err_code http_start(const struct http_config *config, struct http_server **out, struct err *e) KV_MUST_USE;
 /* Closes every connection, joins the thread; on_gone runs for open requests. Any thread but the loop. NULL is fine. */
 void http_stop(struct http_server *s);
@@ -52,7 +55,8 @@ uint64_t http_received_ns(const struct http_request *r); /* when its last byte h
 void http_set_user(struct http_request *r, void *user);
 void *http_user(const struct http_request *r);
 
-/* --- the response; after http_respond or http_end nothing more may be written --- */
+/* --- the response, from within any callback; after http_respond or http_end nothing more may be written. on_gone never
+ * runs inside these --- */
 struct http_reply {
     unsigned status;
     const char *type;    /* content type; NULL: none */
@@ -60,7 +64,7 @@ struct http_reply {
 };
 /* Whole: with a content-length. body is copied. */
 void http_respond(struct http_request *r, const struct http_reply *reply, const void *body, size_t len);
-/* In parts (chunked); each part is sent as soon as the socket takes it. */
+/* In parts (chunked); they are sent when the callback returns, what was written in one callback together. */
 void http_begin(struct http_request *r, const struct http_reply *reply);
 void http_write(struct http_request *r, const void *data, size_t len);
 void http_end(struct http_request *r);

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Responses: their heads, chunks, and the queue of bytes that wait for the client. The text of heads is made here
+ * because lws knows few reason phrases.
+ */
+#include "base/clock.h"
+#include "http/server_impl.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+static const struct {
+    unsigned status;
+    const char *text;
+} reasons[] = {
+    /* RFC 9110 §15, RFC 6585 */
+    {200, "OK"},
+    {201, "Created"},
+    {202, "Accepted"},
+    {204, "No Content"},
+    {206, "Partial Content"},
+    {301, "Moved Permanently"},
+    {302, "Found"},
+    {303, "See Other"},
+    {304, "Not Modified"},
+    {307, "Temporary Redirect"},
+    {308, "Permanent Redirect"},
+    {400, "Bad Request"},
+    {401, "Unauthorized"},
+    {403, "Forbidden"},
+    {404, "Not Found"},
+    {405, "Method Not Allowed"},
+    {406, "Not Acceptable"},
+    {408, "Request Timeout"},
+    {409, "Conflict"},
+    {410, "Gone"},
+    {411, "Length Required"},
+    {412, "Precondition Failed"},
+    {413, "Content Too Large"},
+    {414, "URI Too Long"},
+    {415, "Unsupported Media Type"},
+    {417, "Expectation Failed"},
+    {422, "Unprocessable Content"},
+    {426, "Upgrade Required"},
+    {429, "Too Many Requests"},
+    {431, "Request Header Fields Too Large"},
+    {500, "Internal Server Error"},
+    {501, "Not Implemented"},
+    {502, "Bad Gateway"},
+    {503, "Service Unavailable"},
+    {504, "Gateway Timeout"},
+    {505, "HTTP Version Not Supported"},
+};
+
+static const char *reason_of(unsigned status)
+{
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
+        if (reasons[i].status == status)
+            return reasons[i].text;
+    return "";
+}
+
+/* RFC 9110 §5.6.7, once a second. */
+static const char *date_of(struct http_server *s)
+{
+    static const char days[] = "SunMonTueWedThuFriSat", months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    const time_t now = time(NULL);
+    if ((uint64_t)now != s->date_s) {
+        struct tm tm;
+        if (!gmtime_r(&now, &tm))
+            return "";
+        s->date_s = (uint64_t)now;
+        snprintf(s->date, sizeof s->date, "%.3s, %02u %.3s %04u %02u:%02u:%02u GMT", days + 3 * (size_t)tm.tm_wday,
+                 (unsigned)tm.tm_mday % 100, months + 3 * (size_t)tm.tm_mon, (unsigned)(tm.tm_year + 1900) % 10000,
+                 (unsigned)tm.tm_hour % 100, (unsigned)tm.tm_min % 100, (unsigned)tm.tm_sec % 100);
+    }
+    return s->date;
+}
+
+static bool has_body(const struct http_request *r)
+{
+    return !r->head_only && r->status >= 200 && r->status != 204 && r->status != 304;
+}
+
+static void put_head(struct http_request *r, const struct http_reply *reply)
+{
+    r->status = reply->status;
+    buf_printf(&r->out, "HTTP/1.1 %u %s\r\nserver: kvasir/" KVASIR_VERSION "\r\ndate: %s\r\n", reply->status,
+               reason_of(reply->status), date_of(r->conn->s));
+    if (reply->type)
+        buf_printf(&r->out, "content-type: %s\r\n", reply->type);
+    if (reply->headers)
+        buf_puts(&r->out, reply->headers);
+}
+
+static void end_head(struct http_request *r)
+{
+    if (!r->keep)
+        buf_puts(&r->out, "connection: close\r\n");
+    else if (r->http10)
+        buf_puts(&r->out, "connection: keep-alive\r\n");
+    buf_puts(&r->out, "\r\n");
+}
+
+void http_respond(struct http_request *r, const struct http_reply *reply, const void *body, size_t len)
+{
+    if (r->status)
+        return;
+    put_head(r, reply);
+    if (r->status >= 200 && r->status != 204 && (r->status != 304 || len))
+        buf_printf(&r->out, "content-length: %zu\r\n", len);
+    end_head(r);
+    if (has_body(r))
+        buf_put(&r->out, body, len);
+    r->ended = true;
+    conn_mark_dirty(r->conn);
+}
+
+void http_begin(struct http_request *r, const struct http_reply *reply)
+{
+    if (r->status)
+        return;
+    r->status = reply->status;
+    r->chunked = !r->http10;
+    if (r->http10)
+        r->keep = false; /* the end of the connection is the end of the body */
+    put_head(r, reply);
+    if (r->chunked && r->status != 204 && r->status != 304)
+        buf_puts(&r->out, "transfer-encoding: chunked\r\n");
+    end_head(r);
+    conn_mark_dirty(r->conn);
+}
+
+void http_write(struct http_request *r, const void *data, size_t len)
+{
+    if (!r->status || r->ended || !len || !has_body(r))
+        return;
+    if (r->chunked)
+        buf_printf(&r->out, "%zx\r\n", len);
+    buf_put(&r->out, data, len);
+    if (r->chunked)
+        buf_puts(&r->out, "\r\n");
+    if (reply_queued(r) > 4 * SERVER_IO_BYTES)
+        reply_flush(r->conn); /* not to pile up what could be on its way */
+    if (reply_queued(r) > r->conn->s->config.max_queued)
+        conn_cut(r->conn);
+    conn_mark_dirty(r->conn);
+}
+
+void http_end(struct http_request *r)
+{
+    if (!r->status || r->ended)
+        return;
+    if (r->chunked && has_body(r))
+        buf_puts(&r->out, "0\r\n\r\n");
+    r->ended = true;
+    conn_mark_dirty(r->conn);
+}
+
+size_t reply_queued(const struct http_request *r)
+{
+    return r->out.len - r->out_pos;
+}
+
+size_t http_queued(const struct http_request *r)
+{
+    return reply_queued(r);
+}
+
+unsigned http_status(const struct http_request *r)
+{
+    return r->status;
+}
+
+void reply_refuse(struct http_request *r, unsigned status, const char *text)
+{
+    r->keep = false;
+    char body[256];
+    const int n = snprintf(body, sizeof body, "%s\n", text);
+    const struct http_reply reply = {.status = status, .type = "text/plain; charset=utf-8"};
+    http_respond(r, &reply, body, (size_t)n);
+}
+
+void reply_raw(int fd, unsigned status, const char *text)
+{
+    char out[512];
+    const int n = snprintf(out, sizeof out,
+                           "HTTP/1.1 %u %s\r\nserver: kvasir/" KVASIR_VERSION
+                           "\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %zu\r\nconnection: "
+                           "close\r\n\r\n%s\n",
+                           status, reason_of(status), strlen(text) + 1, text);
+    /* As much as the socket takes at once: nobody waits for this one. */
+    if (send(fd, out, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        return;
+}
+
+void reply_flush(struct http_conn *c)
+{
+    struct http_request *r = c->r;
+    struct http_server *s = c->s;
+    while (r && c->wsi && !c->cut && !lws_partial_buffered(c->wsi) && r->out_pos < r->out.len) {
+        size_t n = r->out.len - r->out_pos;
+        if (n > SERVER_IO_BYTES)
+            n = SERVER_IO_BYTES;
+        memcpy(s->scratch + LWS_PRE, r->out.data + r->out_pos, n);
+        if (lws_write(c->wsi, s->scratch + LWS_PRE, n, LWS_WRITE_HTTP) < 0) {
+            conn_cut(c);
+            return;
+        }
+        r->out_pos += n;
+        c->deadline_ns = clock_deadline_ms(s->config.idle_ms); /* for the client to take more */
+    }
+    if (!r)
+        return;
+    if (r->out.failed)
+        conn_cut(c);
+    if (r->out_pos == r->out.len) {
+        buf_clear(&r->out);
+        r->out_pos = 0;
+        if (r->out.cap > 4 * SERVER_IO_BYTES)
+            buf_free(&r->out);
+    } else if (r->out_pos > r->out.len / 2 && r->out_pos > SERVER_IO_BYTES) {
+        memmove(r->out.data, r->out.data + r->out_pos, r->out.len - r->out_pos);
+        r->out.len -= r->out_pos;
+        r->out_pos = 0;
+    }
+}
