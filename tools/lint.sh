@@ -30,7 +30,7 @@ part_layers() { sh tools/check_layers.sh; }
 
 part_shell() {
     bad=
-    for f in dev tools/*.sh bench/*.sh .ci/run tests/integration/*.sh; do
+    for f in dev tools/*.sh bench/*.sh .ci/run tests/integration/*.sh tests/web/*.sh; do
         [ ! -s "$f" ] || shellcheck "$f" || bad=1
     done
     [ ! -s completion/kvasir.bash ] || shellcheck -s bash completion/kvasir.bash || bad=1
