@@ -7,6 +7,7 @@
 #include "engine/sampler.h"
 
 #include "base/hash.h"
+#include "engine/logits.h"
 
 #include <float.h>
 #include <math.h>
@@ -309,8 +310,14 @@ static int32_t pick_random(struct sampler *s, const struct batch_sampling *p, co
     return draw(s->cand, n, (double)p->temperature, u);
 }
 
-static int32_t pick_greedy(const struct sampler *s, const struct batch_sampling *p, const float *logits)
+/* The first token with the largest logit. raw: nothing shifts any, so that it is known to be raw_max. */
+static int32_t pick_greedy(const struct sampler *s, const struct batch_sampling *p, const float *logits, bool raw,
+                           float raw_max)
 {
+    for (uint32_t i = 0; raw && i < s->n_vocab; i++) {
+        if (logits[i] == raw_max)
+            return (int32_t)i;
+    }
     int32_t best = -1;
     float max = -INFINITY;
     for (uint32_t i = 0; i < s->n_vocab; i++) {
@@ -328,27 +335,21 @@ static int32_t pick_greedy(const struct sampler *s, const struct batch_sampling 
 /* Finds the largest raw logit; refuses what is not a number one can sample from. */
 static enum err_code scan(const struct sampler *s, const float *logits, uint32_t pos, float *max, struct err *e)
 {
-    float m = -INFINITY;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        float x = logits[i];
-        if (!(x < INFINITY))
-            return err_set(e, ERR_NUMERIC, "the logit of token %u at position %u is %s; it must be finite", i, pos,
-                           isnan(x) ? "not a number" : "+infinity");
-        m = x > m ? x : m;
-    }
-    if (m == -INFINITY)
+    *max = logits_max(logits, s->n_vocab);
+    if (*max == -INFINITY)
         return err_set(e, ERR_NUMERIC, "all logits at position %u are -infinity; at least one must be finite", pos);
-    *max = m;
+    for (uint32_t i = 0; isnan(*max) && i < s->n_vocab; i++) {
+        if (!(logits[i] < INFINITY))
+            return err_set(e, ERR_NUMERIC, "the logit of token %u at position %u is %s; it must be finite", i, pos,
+                           isnan(logits[i]) ? "not a number" : "+infinity");
+    }
     return OK;
 }
 
 /* What to subtract from a raw logit to get the token's log probability. */
 static double log_total(const struct sampler *s, const float *logits, float max)
 {
-    double sum = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++)
-        sum += exp((double)logits[i] - (double)max);
-    return (double)max + log(sum);
+    return (double)max + log(logits_sum_exp(logits, s->n_vocab, max));
 }
 
 static void report(struct sampler *s, uint32_t n_top, const float *logits, float max, int32_t token,
@@ -382,8 +383,8 @@ enum err_code sampler_draw(struct sampler *s, const struct batch_sampling *p, co
                            s->n_vocab);
 
     shift_all(s, p, window, n_window);
-    int32_t id =
-        p->temperature <= 0.0f ? pick_greedy(s, p, logits) : pick_random(s, p, logits, hash_uniform(p->seed, pos));
+    int32_t id = p->temperature <= 0.0f ? pick_greedy(s, p, logits, n_window == 0 && p->n_bias == 0, max)
+                                        : pick_random(s, p, logits, hash_uniform(p->seed, pos));
     shift_none(s, p, window, n_window);
     if (id < 0)
         return err_set(e, ERR_ARG, "the request's biases leave no token for position %u", pos);
