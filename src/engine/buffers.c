@@ -2,8 +2,11 @@
 #include "engine/buffers.h"
 
 #include <ggml-alloc.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
+#define LARGE_PAGE  ((uintptr_t)2 << 20)
 #define CHUNK_BYTES ((size_t)1 << 30) /* a buffer grows no larger, unless one tensor needs it */
 
 enum err_code buffers_keep(struct buffers *b, ggml_backend_buffer_t buf, struct err *e)
@@ -20,6 +23,18 @@ enum err_code buffers_keep(struct buffers *b, ggml_backend_buffer_t buf, struct 
     }
     b->item[b->n++] = buf;
     return OK;
+}
+
+void buffers_large_pages(ggml_backend_buffer_t buf)
+{
+    ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buf));
+    if (!dev || ggml_backend_dev_type(dev) != GGML_BACKEND_DEVICE_TYPE_CPU)
+        return;
+    uintptr_t base = (uintptr_t)ggml_backend_buffer_get_base(buf), end = base + ggml_backend_buffer_get_size(buf);
+    base = (base + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    end = end / LARGE_PAGE * LARGE_PAGE;
+    if (end > base)
+        (void)madvise((void *)base, end - base, MADV_HUGEPAGE);
 }
 
 /* What a tensor takes, up to where the next one may begin. */
@@ -47,6 +62,7 @@ enum err_code buffers_place(struct buffers *b, ggml_backend_buffer_type_t type, 
         if (rc != OK)
             return rc;
         ggml_backend_buffer_set_usage(buf, usage);
+        buffers_large_pages(buf);
         struct ggml_tallocr at = ggml_tallocr_new(buf);
         for (; i < end; i++) {
             if (ggml_tallocr_alloc(&at, t[i]) != GGML_STATUS_SUCCESS)

@@ -22,6 +22,11 @@ enum err_code buffers_keep(struct buffers *b, ggml_backend_buffer_t buf, struct 
 enum err_code buffers_place(struct buffers *b, ggml_backend_buffer_type_t type, enum ggml_backend_buffer_usage usage,
                             struct ggml_tensor *const *t, size_t n, struct err *e) KV_MUST_USE;
 
+/* Asks for large pages where the memory is the CPU's and was not written yet: the hardware then walks its page tables
+ * less, which is worth some percent of the speed. Only whole pages inside the buffer, so that nothing beyond it grows;
+ * the kernel may say no. buffers_place has done so. */
+void buffers_large_pages(ggml_backend_buffer_t buf);
+
 uint64_t buffers_bytes(const struct buffers *b);
 void buffers_free(struct buffers *b);
 

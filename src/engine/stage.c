@@ -167,6 +167,7 @@ static enum err_code prepare_graph(struct stage *s, uint32_t n_entries, uint32_t
     ggml_backend_sched_reset(s->sched);
     if (!ggml_backend_sched_alloc_graph(s->sched, s->g.gf))
         return err_set(e, ERR_NOMEM, "out of memory for a step of %u tokens in %u sequences", n_tok, n_entries);
+    buffers_large_pages(s->g.pos->buffer);
     memcpy(s->built, s->entries, n_entries * sizeof *s->built);
     s->n_built = n_entries;
     s->n_built_tok = n_tok;
