@@ -33,29 +33,30 @@ static void block(uint32_t b, float row[RIG_EMBD])
         row[j] = fmodf(row[j] * 3 + row[(j + 1) % RIG_EMBD] + (float)b + 1, 4093); /* whole numbers, exact */
 }
 
-static void look(struct rig_arith *a, const float row[RIG_EMBD])
+static uint64_t look(uint64_t looked, const float row[RIG_EMBD])
 {
     for (uint32_t j = 0; j < RIG_EMBD; j++)
-        a->hash = hash_prefix(a->hash, (int32_t)row[j]);
+        looked = hash_prefix(looked, (int32_t)row[j]);
+    return looked;
 }
 
-static int32_t pick(const struct rig_arith *a, uint64_t seed)
+static int32_t pick(uint64_t looked, uint64_t seed)
 {
-    return (int32_t)(hash_mix64(a->hash ^ hash_mix64(seed)) % RIG_VOCAB);
+    return (int32_t)(hash_mix64(looked ^ hash_mix64(seed)) % RIG_VOCAB);
 }
 
 /* What a request must get. */
 void rig_expected(const int32_t *prompt, uint32_t n, uint64_t seed, uint32_t n_out, int32_t *out)
 {
-    struct rig_arith a = {HASH_PREFIX_EMPTY};
+    uint64_t looked = HASH_PREFIX_EMPTY;
     float row[RIG_EMBD];
     for (uint32_t pos = 0; pos < n + n_out; pos++) {
         if (pos >= n)
-            out[pos - n] = pick(&a, seed);
+            out[pos - n] = pick(looked, seed);
         embed(pos < n ? prompt[pos] : out[pos - n], pos, row);
         for (uint32_t b = 0; b < RIG_BLOCKS; b++)
             block(b, row);
-        look(&a, row);
+        looked = look(looked, row);
     }
 }
 
@@ -78,7 +79,7 @@ static enum err_code check_entries(struct rig_fake *f, const struct batch *b, st
 {
     for (uint32_t i = 0; i < b->n_entries; i++) {
         const struct batch_entry *en = &b->entries[i];
-        struct held *h = &f->slot[en->slot];
+        const struct rig_slot *h = &f->slot[en->slot];
         if (en->request_id == atomic_load(&f->fail_request)) {
             atomic_fetch_add(&f->n_fails, 1);
             return err_set(e, (enum err_code)atomic_load(&f->fail_code), "request %llu is not to my taste",
@@ -86,34 +87,37 @@ static enum err_code check_entries(struct rig_fake *f, const struct batch *b, st
         }
         if (en->flags & BATCH_RESET)
             continue;
-        if (h->n != en->pos || h->hash != en->prefix_hash || h->request_id != en->request_id)
-            return err_set(e, ERR_STALE, "slot %u holds %u tokens of request %llu", en->slot, h->n,
-                           (unsigned long long)h->request_id);
+        if (en->flags & BATCH_TRUNCATE ? en->pos > h->n : en->pos != h->n)
+            return err_set(e, ERR_STALE, "slot %u holds %u tokens, the step goes on at %u", en->slot, h->n, en->pos);
+        if (en->pos > 0 && h->at[en->pos].prefix != en->prefix_hash)
+            return err_set(e, ERR_STALE, "slot %u holds other tokens before %u", en->slot, en->pos);
     }
     return OK;
 }
 
 static void compute_entry(struct rig_fake *f, struct batch *b, const struct batch_entry *en, uint32_t at)
 {
-    struct held *h = &f->slot[en->slot];
-    if (en->flags & BATCH_RESET) {
-        atomic_fetch_add(&f->n_resets, 1);
-        *h = (struct held){
-            .hash = HASH_PREFIX_EMPTY, .request_id = en->request_id, .a = {HASH_PREFIX_EMPTY}, .seed = h->seed};
-    }
+    struct rig_slot *h = &f->slot[en->slot];
+    if (en->flags & (BATCH_RESET | BATCH_TRUNCATE))
+        atomic_fetch_add(en->flags & BATCH_RESET ? &f->n_resets : &f->n_cuts, 1);
+    h->at[0] = (struct rig_state){HASH_PREFIX_EMPTY, HASH_PREFIX_EMPTY};
     for (uint32_t t = 0; t < en->n_tok; t++) {
         float *row = b->rows + (size_t)(at + t) * RIG_EMBD;
+        const struct rig_state *before = &h->at[en->pos + t];
         if (f->rank == 0)
             embed(b->tokens[at + t], en->pos + t, row);
         for (uint32_t k = f->first; k < f->end; k++)
             block(k, row);
-        h->hash = hash_prefix(h->hash, b->tokens[at + t]);
-        look(&h->a, row);
+        h->at[en->pos + t + 1] =
+            (struct rig_state){hash_prefix(before->prefix, b->tokens[at + t]), look(before->looked, row)};
     }
     h->n = en->pos + en->n_tok;
     if (f->rank + 1 == f->n_ranks && (en->flags & BATCH_SAMPLE))
-        b->results[b->n_results++] = (struct batch_result){
-            .request_id = en->request_id, .slot = en->slot, .pos = h->n, .token = pick(&h->a, h->seed), .logprob = -1};
+        b->results[b->n_results++] = (struct batch_result){.request_id = en->request_id,
+                                                           .slot = en->slot,
+                                                           .pos = h->n,
+                                                           .token = pick(h->at[h->n].looked, h->seed),
+                                                           .logprob = -1};
 }
 
 static enum err_code fake_step(void *ctx, struct batch *b, struct err *e)
@@ -235,11 +239,16 @@ void rig_stop(struct rig *r, uint32_t i)
     r->node[i] = NULL;
 }
 
-void rig_ready(struct rig *r)
+void rig_ready_at(struct rig *r, uint32_t i)
 {
     struct err e;
-    if (node_wait_ready(r->node[0], clock_deadline_ms(RIG_WAIT_MS), &e) != OK)
+    if (node_wait_ready(r->node[i], clock_deadline_ms(RIG_WAIT_MS), &e) != OK)
         fail_msg("%s", e.msg);
+}
+
+void rig_ready(struct rig *r)
+{
+    rig_ready_at(r, 0);
 }
 
 struct rig *rig_up(uint32_t n, uint32_t n_slots, uint32_t n_batch)
@@ -321,13 +330,18 @@ enum err_code ask_submit(struct ask *a, struct node *n, struct err *e)
     return node_submit(n, &q, &a->id, e);
 }
 
-struct ask *ask_send(struct rig *r, uint32_t seed, uint32_t n_prompt, uint32_t n_predict)
+struct ask *ask_send_at(struct rig *r, uint32_t rank, uint32_t seed, uint32_t n_prompt, uint32_t n_predict)
 {
     struct ask *a = ask_new(seed, n_prompt, n_predict);
     struct err e;
-    if (ask_submit(a, r->node[0], &e) != OK)
-        fail_msg("%s", e.msg);
+    if (ask_submit(a, r->node[rank], &e) != OK)
+        fail_msg("rank %u: %s", rank, e.msg);
     return a;
+}
+
+struct ask *ask_send(struct rig *r, uint32_t seed, uint32_t n_prompt, uint32_t n_predict)
+{
+    return ask_send_at(r, 0, seed, n_prompt, n_predict);
 }
 
 /* Waits for n tokens or the end. */

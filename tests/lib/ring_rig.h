@@ -21,8 +21,10 @@
 #define RIG_MAX_SLOTS 400
 #define RIG_WAIT_MS   30000u
 
-struct rig_arith {
-    uint64_t hash; /* over what the last block gave out so far */
+/* After the first so many positions. */
+struct rig_state {
+    uint64_t prefix; /* of the tokens */
+    uint64_t looked; /* hash over what the last block gave out */
 };
 
 /* How many stages are inside step() at the same time. */
@@ -33,17 +35,17 @@ struct rig_meter {
 
 struct rig_fake {
     uint32_t rank, n_ranks, first, end, n_slots;
-    struct held {
-        uint64_t hash, request_id, seed;
+    struct rig_slot {
+        uint64_t seed;
         uint32_t n;
-        struct rig_arith a;
+        struct rig_state at[RIG_CTX + 1];
     } slot[RIG_MAX_SLOTS];
     struct rig_meter *meter;
     atomic_uint sleep_us;
     atomic_uint_least64_t fail_request; /* a step with this request fails here */
     atomic_int fail_code;
-    atomic_uint n_fails, n_resets;
-    atomic_bool hold; /* step() waits while it is set */
+    atomic_uint n_fails, n_resets, n_cuts; /* slots begun anew, cut back */
+    atomic_bool hold;                      /* step() waits while it is set */
     atomic_bool holding;
 };
 
@@ -82,7 +84,8 @@ struct rig *rig_new(uint32_t n, uint32_t n_slots, uint32_t n_batch);
 /* Starts a rank by what manifest m says of it: a fresh process as far as its state goes. */
 void rig_start(struct rig *r, uint32_t i, const struct manifest *m);
 void rig_stop(struct rig *r, uint32_t i);
-void rig_ready(struct rig *r);                                      /* waits */
+void rig_ready(struct rig *r);                                      /* waits until rank 0 knows that it is whole */
+void rig_ready_at(struct rig *r, uint32_t i);                       /* until that rank does */
 struct rig *rig_up(uint32_t n, uint32_t n_slots, uint32_t n_batch); /* all of it */
 void rig_free(struct rig *r);
 void rig_serves(struct rig *r, uint32_t seed); /* it answers as it should */
@@ -91,7 +94,8 @@ struct ask *ask_new(uint32_t seed, uint32_t n_prompt, uint32_t n_predict);
 void ask_free(struct ask *a);
 enum err_code ask_submit(struct ask *a, struct node *n, struct err *e);
 struct ask *ask_send(struct rig *r, uint32_t seed, uint32_t n_prompt, uint32_t n_predict); /* both; must succeed */
-void ask_wait(struct ask *a, uint32_t n);                                                  /* for n tokens or the end */
+struct ask *ask_send_at(struct rig *r, uint32_t rank, uint32_t seed, uint32_t n_prompt, uint32_t n_predict);
+void ask_wait(struct ask *a, uint32_t n); /* for n tokens or the end */
 /* Waits for the end: for that reason, and the tokens are the right ones. */
 void ask_ends(struct ask *a, enum sched_reason reason);
 void ask_done(struct ask *a); /* ends by its length; frees it */
