@@ -419,9 +419,12 @@ static void to_log(int level, const char *line)
 static const struct lws_protocols protocols[] = {{.name = "http", .callback = server_lws_callback},
                                                  LWS_PROTOCOL_LIST_TERM};
 
+/* lws keeps a few things for the whole process, its log among them, which it formats in one buffer: no two servers are
+ * made or unmade at a time, and it stays silent unless somebody wants to read it. */
+static pthread_mutex_t lws_global = PTHREAD_MUTEX_INITIALIZER;
+
 static enum err_code make_lws(struct http_server *s, struct err *e)
 {
-    lws_set_log_level(LLL_ERR | LLL_WARN | LLL_NOTICE, to_log);
     const struct lws_context_creation_info info = {
         .port = CONTEXT_PORT_NO_LISTEN_SERVER,
         .protocols = protocols,
@@ -436,13 +439,17 @@ static enum err_code make_lws(struct http_server *s, struct err *e)
     };
     /* lws ignores SIGPIPE for the whole process, which is not its business: it never sends so that one comes. */
     struct sigaction before;
+    pthread_mutex_lock(&lws_global);
+    lws_set_log_level(log_enabled(LOG_DEBUG) ? LLL_ERR | LLL_WARN | LLL_NOTICE : 0, to_log);
     sigaction(SIGPIPE, NULL, &before);
     s->lws = lws_create_context(&info);
     sigaction(SIGPIPE, &before, NULL);
     s->vhost = s->lws ? lws_create_vhost(s->lws, &info) : NULL;
+    if (s->vhost)
+        lws_service_adjust_timeout(s->lws, 1, 0); /* makes it set up its protocols */
+    pthread_mutex_unlock(&lws_global);
     if (!s->vhost)
         return err_set(e, ERR_NOMEM, "libwebsockets could not start (out of memory or descriptors)");
-    lws_service_adjust_timeout(s->lws, 1, 0); /* makes it set up its protocols */
     return OK;
 }
 
@@ -516,8 +523,10 @@ static enum err_code make_epoll(struct http_server *s, struct err *e)
 
 static void server_free(struct http_server *s)
 {
+    pthread_mutex_lock(&lws_global);
     if (s->lws)
         lws_context_destroy(s->lws);
+    pthread_mutex_unlock(&lws_global);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     if (s->epoll_fd >= 0)
