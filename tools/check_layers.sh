@@ -66,6 +66,7 @@ FNR == 1 {
     if (name ~ /^openssl\// && room != "crypto") complain("openssl belongs to src/crypto: use crypto/*.h")
     if ((name ~ /^ggml/ || name == "gguf.h") && in_src && room != "engine" && file != "src/model/gguf.c")
         complain(name " belongs to src/engine and src/model/gguf.c: use model/gguf.h")
+    if (name ~ /^(libwebsockets|curl\/)/ && room != "http") complain(name " belongs to src/http: use http/*.h")
     if (name ~ /^pcre2/ && room != "tok") complain("pcre2.h belongs to src/tok: use tok/*.h")
     if (name ~ /^yyjson/ && in_src && index(yyjson, " " room " ") == 0) complain("yyjson belongs to:" yyjson)
     next
