@@ -2,28 +2,21 @@
 #include "engine/backend.h"
 
 #include "base/io.h"
-#include "model/gguf.h"
+#include "engine/plugins.h"
 
 #include <ggml-cpu.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void load_plugins(void)
-{
-    gguf_take_ggml_log();
-    ggml_backend_load_all();
-}
-
 enum err_code backend_library_init(struct err *e)
 {
-    pthread_once(&once, load_plugins);
-    if (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU))
-        return err_set(e, ERR_NOT_FOUND, "ggml has no CPU backend here: install Debian's libggml0 (0.27 or newer)");
-    return OK;
+    return plugins_load_all(e);
+}
+
+static enum err_code load_for(const char *device, struct err *e)
+{
+    return strcasecmp(device, "cpu") == 0 ? plugins_load_cpu(e) : plugins_load_all(e);
 }
 
 static const char *kind_name(enum ggml_backend_dev_type t)
@@ -87,7 +80,7 @@ uint64_t backend_free_bytes(const char *name)
 {
     uint64_t f = 0, t;
     struct err e;
-    ggml_backend_dev_t dev = backend_library_init(&e) == OK ? find(name) : NULL;
+    ggml_backend_dev_t dev = load_for(name, &e) == OK ? find(name) : NULL;
     if (dev)
         free_memory(dev, &f, &t);
     return f;
@@ -181,7 +174,7 @@ static bool keeps_layout(ggml_backend_dev_t dev)
 enum err_code backend_open(const char *name, uint32_t n_threads, struct backend *out, struct err *e)
 {
     struct backend b = {0};
-    enum err_code rc = backend_library_init(e);
+    enum err_code rc = load_for(name, e);
     if (rc != OK)
         return rc;
     if (n_threads < 1 || n_threads > 512)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Devices through ggml's registry: loading the backend plugins once, finding a device by the name a user gives, listing
- * what there is. The process-wide registry is ggml's; a struct backend belongs to one stage.
+ * Devices through ggml's registry: finding a device by the name a user gives, listing what there is. The process-wide
+ * registry is ggml's; a struct backend belongs to one stage.
  */
 #ifndef KVASIR_ENGINE_BACKEND_H
 #define KVASIR_ENGINE_BACKEND_H
@@ -20,7 +20,8 @@ struct backend {
     bool plain; /* tensors lie on the device as in the file: they may be written part by part */
 };
 
-/* Loads the plugins; later calls do nothing. ERR_NOT_FOUND when not even a CPU backend is there. Thread-safe. */
+/* Loads all plugins, before devices are listed; later calls do nothing. Opening a device loads what that needs.
+ * ERR_NOT_FOUND when not even a CPU backend is there. Thread-safe. */
 enum err_code backend_library_init(struct err *e) KV_MUST_USE;
 
 /* name: "cpu", or a device's name as backend_describe shows it, any case. n_threads: 1..512, for the CPU.
