@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * Encoders and decoders of frames (docs/protocol.md, "Frames"). Encoders make room once and append; a buffer that the
+ * Encoders and decoders of frames (docs/protocol.md, "Frames"): header, steps, results, failures; requests are in
+ * frame_request.c, probes in frame_probe.c. Encoders make room once and append; a buffer that the
  * caller clears and reuses therefore allocates nothing in steady state. Decoders check every count against a limit and
  * against the bytes that are there before they use it, and check everything before they store anything. Whether rows
  * hold finite numbers is the engine's business. Pure functions.
  */
-#include "ring/frame.h"
-
 #include "base/text.h"
 #include "plan/manifest.h"
+#include "ring/frame_impl.h"
 
 #include <math.h>
 #include <string.h>
@@ -17,21 +17,13 @@
 #define STEP_ENTRY_BYTES   28u
 #define RESULT_FIXED_BYTES 4u
 #define RESULT_ENTRY_BYTES 24u
-#define REQUEST_BYTES      44u
-#define PROBE_BYTES        12u
 #define FAIL_FIXED_BYTES   10u
 #define FAIL_MAX_TEXT      255u
 #define FLAGS_KNOWN        ((uint32_t)BATCH_FLAGS_KNOWN)
 
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#define HOST_SWAPS true
-#else
-#define HOST_SWAPS false
-#endif
-
 _Static_assert(sizeof(float) == 4 && sizeof(int32_t) == 4, "tokens and rows travel as 32-bit words");
 _Static_assert(MANIFEST_MAX_SLOTS == BATCH_MAX_SLOTS && MANIFEST_MAX_BATCH == BATCH_MAX_TOK &&
-                   MANIFEST_MAX_EMBD == BATCH_MAX_EMBD,
+                   MANIFEST_MAX_EMBD == BATCH_MAX_EMBD && MANIFEST_MAX_RANKS == FRAME_MAX_RANKS,
                "a manifest that passes its check can be served");
 _Static_assert(MANIFEST_MAX_STEP_BYTES + STEP_FIXED_BYTES + BATCH_MAX_ENTRIES * STEP_ENTRY_BYTES + BATCH_MAX_TOK * 4 <=
                    FRAME_MAX_PAYLOAD,
@@ -84,8 +76,7 @@ void frame_words_copy(void *dst, const void *src, size_t n, bool swap)
     }
 }
 
-/* Room for a whole frame, then its header: the puts that follow cannot fail. */
-static enum err_code frame_begin(struct buf *out, const struct frame_header *h, struct err *e)
+enum err_code frame_begin(struct buf *out, const struct frame_header *h, struct err *e)
 {
     if (!buf_reserve(out, (size_t)FRAME_HEADER_BYTES + h->length))
         return err_set(e, ERR_NOMEM, "out of memory for a frame of %u bytes", (unsigned)h->length);
@@ -94,9 +85,9 @@ static enum err_code frame_begin(struct buf *out, const struct frame_header *h, 
     return OK;
 }
 
-static void put_words(struct buf *out, const void *words, size_t n)
+void frame_put_words(struct buf *out, const void *words, size_t n)
 {
-    frame_words_copy(out->data + out->len, words, n, HOST_SWAPS);
+    frame_words_copy(out->data + out->len, words, n, FRAME_HOST_SWAPS);
     out->len += n * 4;
 }
 
@@ -151,8 +142,8 @@ enum err_code frame_step_put(struct buf *out, uint64_t step_id, const struct bat
         buf_put_u16(out, (uint16_t)t->flags);
         buf_put_u32(out, t->n_tok);
     }
-    put_words(out, b->tokens, b->n_tok);
-    put_words(out, b->rows, (size_t)n_row_words);
+    frame_put_words(out, b->tokens, b->n_tok);
+    frame_put_words(out, b->rows, (size_t)n_row_words);
     return OK;
 }
 
@@ -168,8 +159,8 @@ static struct batch_entry entry_read(struct cursor *c)
     return t;
 }
 
-static enum err_code slot_check(const char *what, uint32_t i, uint32_t slot, const struct frame_limits *lim,
-                                struct err *e)
+enum err_code frame_slot_check(const char *what, uint32_t i, uint32_t slot, const struct frame_limits *lim,
+                               struct err *e)
 {
     uint32_t n = lim->n_slots < BATCH_MAX_SLOTS ? lim->n_slots : BATCH_MAX_SLOTS;
     if (slot >= n)
@@ -180,7 +171,7 @@ static enum err_code slot_check(const char *what, uint32_t i, uint32_t slot, con
 
 static enum err_code entry_check(const struct batch_entry *t, uint32_t i, const struct frame_limits *lim, struct err *e)
 {
-    enum err_code rc = slot_check("step entry", i, t->slot, lim, e);
+    enum err_code rc = frame_slot_check("step entry", i, t->slot, lim, e);
     if (rc != OK)
         return rc;
     if (t->flags & ~FLAGS_KNOWN)
@@ -276,8 +267,8 @@ enum err_code frame_step_get(const void *payload, size_t len, const struct frame
     struct cursor ec = cursor_of(entries, (size_t)n_entries * STEP_ENTRY_BYTES);
     for (uint32_t i = 0; i < n_entries; i++)
         b->entries[i] = entry_read(&ec);
-    frame_words_copy(b->tokens, tokens, n_tok, HOST_SWAPS);
-    frame_words_copy(b->rows, rows, n_row_words, HOST_SWAPS);
+    frame_words_copy(b->tokens, tokens, n_tok, FRAME_HOST_SWAPS);
+    frame_words_copy(b->rows, rows, n_row_words, FRAME_HOST_SWAPS);
     b->n_entries = n_entries;
     b->n_tok = n_tok;
     b->n_results = 0;
@@ -286,18 +277,76 @@ enum err_code frame_step_get(const void *payload, size_t len, const struct frame
 
 /* --- FRAME_RESULT --- */
 
+void frame_sample_put(struct buf *out, const struct batch_result *r)
+{
+    buf_put_u32(out, (uint32_t)r->token);
+    buf_put_f32(out, r->logprob);
+    for (uint32_t i = 0; i < r->n_top; i++) {
+        buf_put_u32(out, (uint32_t)r->top[i].token);
+        buf_put_f32(out, r->top[i].logprob);
+    }
+}
+
+void frame_sample_read(struct cursor *c, struct batch_result *r)
+{
+    r->token = (int32_t)cursor_u32(c);
+    r->logprob = cursor_f32(c);
+    for (uint32_t i = 0; i < r->n_top; i++) {
+        r->top[i].token = (int32_t)cursor_u32(c);
+        r->top[i].logprob = cursor_f32(c);
+    }
+}
+
+bool frame_sample_sendable(const struct batch_result *r)
+{
+    if (r->slot >= BATCH_MAX_SLOTS || r->token < 0 || !isfinite(r->logprob) || r->n_top > BATCH_MAX_TOP)
+        return false;
+    for (uint32_t i = 0; i < r->n_top; i++) {
+        if (r->top[i].token < 0 || !isfinite(r->top[i].logprob))
+            return false;
+    }
+    return true;
+}
+
+static enum err_code sample_token_check(const char *what, uint32_t i, int32_t token, float logprob,
+                                        const struct frame_limits *lim, struct err *e)
+{
+    if (token < 0 || (uint32_t)token >= lim->n_vocab)
+        return err_set(e, ERR_PROTOCOL, "%s %u: token %d, the vocabulary has %u", what, (unsigned)i, (int)token,
+                       (unsigned)lim->n_vocab);
+    if (!isfinite(logprob))
+        return err_set(e, ERR_PROTOCOL, "%s %u: the log-probability is not a finite number", what, (unsigned)i);
+    return OK;
+}
+
+enum err_code frame_sample_check(const char *what, uint32_t i, const struct batch_result *r,
+                                 const struct frame_limits *lim, struct err *e)
+{
+    enum err_code rc = frame_slot_check(what, i, r->slot, lim, e);
+    if (rc == OK)
+        rc = sample_token_check(what, i, r->token, r->logprob, lim, e);
+    for (uint32_t k = 0; rc == OK && k < r->n_top; k++)
+        rc = sample_token_check(what, i, r->top[k].token, r->top[k].logprob, lim, e);
+    /* The token after the last position of a full context is reported too, though it cannot be fed back. */
+    if (rc == OK && r->pos > lim->n_ctx)
+        rc = err_set(e, ERR_PROTOCOL, "%s %u: position %u, the context has %u", what, (unsigned)i, (unsigned)r->pos,
+                     (unsigned)lim->n_ctx);
+    return rc;
+}
+
 enum err_code frame_result_put(struct buf *out, uint64_t step_id, const struct batch *b, struct err *e)
 {
+    uint32_t length = RESULT_FIXED_BYTES;
     if (b->n_results > BATCH_MAX_ENTRIES)
         return err_set(e, ERR_ARG, "%u results, at most %u are allowed", (unsigned)b->n_results, BATCH_MAX_ENTRIES);
     for (uint32_t i = 0; i < b->n_results; i++) {
         const struct batch_result *r = &b->results[i];
-        if (r->slot >= BATCH_MAX_SLOTS || r->token < 0 || !isfinite(r->logprob))
-            return err_set(e, ERR_ARG, "result %u: slot %u, token %d, logprob %g cannot be sent", (unsigned)i,
-                           (unsigned)r->slot, (int)r->token, (double)r->logprob);
+        if (!frame_sample_sendable(r))
+            return err_set(e, ERR_ARG, "result %u: slot %u, token %d, logprob %g, %u more cannot be sent", (unsigned)i,
+                           (unsigned)r->slot, (int)r->token, (double)r->logprob, (unsigned)r->n_top);
+        length += RESULT_ENTRY_BYTES + r->n_top * FRAME_TOP_BYTES;
     }
-    struct frame_header h = {
-        .type = FRAME_RESULT, .length = RESULT_FIXED_BYTES + b->n_results * RESULT_ENTRY_BYTES, .step_id = step_id};
+    struct frame_header h = {.type = FRAME_RESULT, .length = length, .step_id = step_id};
     enum err_code rc = frame_begin(out, &h, e);
     if (rc != OK)
         return rc;
@@ -308,44 +357,22 @@ enum err_code frame_result_put(struct buf *out, uint64_t step_id, const struct b
         buf_put_u64(out, r->request_id);
         buf_put_u32(out, r->pos);
         buf_put_u16(out, (uint16_t)r->slot);
-        buf_put_u16(out, 0);
-        buf_put_u32(out, (uint32_t)r->token);
-        buf_put_f32(out, r->logprob);
+        buf_put_u16(out, (uint16_t)r->n_top);
+        frame_sample_put(out, r);
     }
     return OK;
 }
 
-/* The second reserved field, which must be 0, goes to *reserved. */
-static struct batch_result result_read(struct cursor *c, uint32_t *reserved)
+static enum err_code result_read(struct cursor *c, uint32_t i, struct batch_result *r, struct err *e)
 {
-    struct batch_result r;
-    r.request_id = cursor_u64(c);
-    r.pos = cursor_u32(c);
-    r.slot = cursor_u16(c);
-    *reserved = cursor_u16(c);
-    r.token = (int32_t)cursor_u32(c);
-    r.logprob = cursor_f32(c);
-    return r;
-}
-
-static enum err_code result_check(const struct batch_result *r, uint32_t reserved, uint32_t i,
-                                  const struct frame_limits *lim, struct err *e)
-{
-    enum err_code rc = slot_check("result", i, r->slot, lim, e);
-    if (rc != OK)
-        return rc;
-    if (reserved != 0)
-        return err_set(e, ERR_PROTOCOL, "result %u: the reserved field is 0x%x, not 0", (unsigned)i,
-                       (unsigned)reserved);
-    if (r->token < 0 || (uint32_t)r->token >= lim->n_vocab)
-        return err_set(e, ERR_PROTOCOL, "result %u: token %d, the vocabulary has %u", (unsigned)i, (int)r->token,
-                       (unsigned)lim->n_vocab);
-    /* The token after the last position of a full context is reported too, though it cannot be fed back. */
-    if (r->pos > lim->n_ctx)
-        return err_set(e, ERR_PROTOCOL, "result %u: position %u, the context has %u", (unsigned)i, (unsigned)r->pos,
-                       (unsigned)lim->n_ctx);
-    if (!isfinite(r->logprob))
-        return err_set(e, ERR_PROTOCOL, "result %u: the log-probability is not a finite number", (unsigned)i);
+    r->request_id = cursor_u64(c);
+    r->pos = cursor_u32(c);
+    r->slot = cursor_u16(c);
+    r->n_top = cursor_u16(c);
+    if (r->n_top > BATCH_MAX_TOP)
+        return err_set(e, ERR_LIMIT, "result %u: %u likeliest tokens, at most %u are allowed", (unsigned)i,
+                       (unsigned)r->n_top, BATCH_MAX_TOP);
+    frame_sample_read(c, r);
     return OK;
 }
 
@@ -361,110 +388,26 @@ enum err_code frame_result_get(const void *payload, size_t len, const struct fra
         return err_set(e, ERR_PROTOCOL, "a result's reserved field is 0x%x, not 0", (unsigned)reserved);
     if (n > max)
         return err_set(e, ERR_LIMIT, "%u results, at most %u are allowed", (unsigned)n, (unsigned)max);
-    const uint8_t *bytes = cursor_bytes(&c, (size_t)n * RESULT_ENTRY_BYTES);
-    enum err_code rc = cursor_finish(&c, "result", e);
-    if (rc != OK)
-        return rc;
-    struct cursor rd = cursor_of(bytes, (size_t)n * RESULT_ENTRY_BYTES);
+    struct cursor again = c;
+    struct batch_result r;
     for (uint32_t i = 0; i < n; i++) {
-        struct batch_result r = result_read(&rd, &reserved);
-        rc = result_check(&r, reserved, i, lim, e);
+        enum err_code rc = result_read(&c, i, &r, e);
+        if (c.short_read)
+            return cursor_finish(&c, "result", e);
+        if (rc == OK)
+            rc = frame_sample_check("result", i, &r, lim, e);
         if (rc != OK)
             return rc;
     }
-    rd.pos = 0;
-    for (uint32_t i = 0; i < n; i++)
-        b->results[i] = result_read(&rd, &reserved);
-    b->n_results = n;
-    return OK;
-}
-
-/* --- FRAME_REQUEST --- */
-
-static bool sampling_finite(const struct batch_sampling *s)
-{
-    return isfinite(s->temperature) && isfinite(s->top_p) && isfinite(s->min_p) && isfinite(s->repeat_penalty) &&
-           isfinite(s->frequency_penalty) && isfinite(s->presence_penalty);
-}
-
-enum err_code frame_request_put(struct buf *out, uint64_t request_id, uint32_t slot, const struct batch_sampling *s,
-                                struct err *e)
-{
-    if (!sampling_finite(s))
-        return err_set(e, ERR_ARG, "a sampling parameter is not a finite number");
-    if (slot >= BATCH_MAX_SLOTS)
-        return err_set(e, ERR_ARG, "slot %u, at most %u are allowed", (unsigned)slot, BATCH_MAX_SLOTS);
-    struct frame_header h = {.type = FRAME_REQUEST, .length = REQUEST_BYTES, .request_id = request_id};
-    enum err_code rc = frame_begin(out, &h, e);
-    if (rc != OK)
-        return rc;
-    buf_put_u16(out, (uint16_t)slot);
-    buf_put_u16(out, 0);
-    buf_put_u64(out, s->seed);
-    buf_put_f32(out, s->temperature);
-    buf_put_f32(out, s->top_p);
-    buf_put_f32(out, s->min_p);
-    buf_put_f32(out, s->repeat_penalty);
-    buf_put_f32(out, s->frequency_penalty);
-    buf_put_f32(out, s->presence_penalty);
-    buf_put_u32(out, (uint32_t)s->top_k);
-    buf_put_u32(out, s->penalty_last_n);
-    return OK;
-}
-
-enum err_code frame_request_get(const void *payload, size_t len, const struct frame_limits *lim, uint32_t *slot,
-                                struct batch_sampling *s, struct err *e)
-{
-    struct cursor c = cursor_of(payload, len);
-    uint32_t to = cursor_u16(&c), reserved = cursor_u16(&c);
-    struct batch_sampling got;
-    got.seed = cursor_u64(&c);
-    got.temperature = cursor_f32(&c);
-    got.top_p = cursor_f32(&c);
-    got.min_p = cursor_f32(&c);
-    got.repeat_penalty = cursor_f32(&c);
-    got.frequency_penalty = cursor_f32(&c);
-    got.presence_penalty = cursor_f32(&c);
-    got.top_k = (int32_t)cursor_u32(&c);
-    got.penalty_last_n = cursor_u32(&c);
-    enum err_code rc = cursor_finish(&c, "request", e);
+    enum err_code rc = cursor_finish(&c, "result", e);
+    for (uint32_t i = 0; rc == OK && i < n; i++)
+        rc = result_read(&again, i, &b->results[i], e);
     if (rc == OK)
-        rc = slot_check("request", 0, to, lim, e);
-    if (rc != OK)
-        return rc;
-    if (reserved != 0)
-        return err_set(e, ERR_PROTOCOL, "a request's reserved field is 0x%x, not 0", (unsigned)reserved);
-    if (!sampling_finite(&got))
-        return err_set(e, ERR_PROTOCOL, "a request: a sampling parameter is not a finite number");
-    *slot = to;
-    *s = got;
-    return OK;
-}
-
-/* --- FRAME_PROBE, FRAME_HEARTBEAT --- */
-
-enum err_code frame_probe_put(struct buf *out, const struct frame_probe *p, struct err *e)
-{
-    struct frame_header h = {.type = FRAME_PROBE, .length = PROBE_BYTES};
-    enum err_code rc = frame_begin(out, &h, e);
-    if (rc != OK)
-        return rc;
-    buf_put_u64(out, p->nonce);
-    buf_put_u32(out, p->hops);
-    return OK;
-}
-
-enum err_code frame_probe_get(const void *payload, size_t len, struct frame_probe *out, struct err *e)
-{
-    struct cursor c = cursor_of(payload, len);
-    struct frame_probe p;
-    p.nonce = cursor_u64(&c);
-    p.hops = cursor_u32(&c);
-    enum err_code rc = cursor_finish(&c, "probe", e);
-    if (rc == OK)
-        *out = p;
+        b->n_results = n;
     return rc;
 }
+
+/* --- FRAME_HEARTBEAT --- */
 
 enum err_code frame_heartbeat_put(struct buf *out, struct err *e)
 {

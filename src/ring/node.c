@@ -3,8 +3,10 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/io.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "ring/remote.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,6 +16,7 @@
 #define INBOX_SPARE    256u /* frames that may wait for the compute thread, besides one request and step per slot */
 #define PROBE_EARLY_MS 100u /* between probes until the ring is whole */
 #define PROBE_LATER_MS 1000u
+#define SILENCE_MS     5000u /* of rank 0, at least, before it counts as lost: some probes */
 #define TICK_MS        100u
 
 /* A frame on its way from a link's reader to the compute thread. */
@@ -38,10 +41,13 @@ struct node {
     uint32_t n_letters;
     struct letter *first, *last, *unused; /* unused: last in, first out, so that few of the buffers ever grow */
     bool stop, work, ready;
+    struct frame_probe view; /* the latest that came by */
+    uint64_t view_ns;        /* when; 0: none */
 
-    pthread_mutex_t sched_mutex; /* guards the scheduler; callbacks of requests run with it held */
+    pthread_mutex_t sched_mutex; /* guards what follows; callbacks of rank 0's requests run with it held */
     struct sched *sched;         /* rank 0 */
-    uint64_t last_id;
+    struct remote *remote;       /* rank 0 */
+    struct entry *entry;         /* has a lock of its own, the last to be taken but for those of links */
 
     /* compute thread only */
     struct batch b;
@@ -67,12 +73,105 @@ static bool is_last(const struct node *n)
     return n->c.rank + 1 == n->c.m->n_ranks;
 }
 
+static void set_ready(struct node *n, bool ready)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->ready = ready;
+    pthread_cond_broadcast(&n->turned);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* --- requests and their tokens: on the threads of links ------------------------------------------ */
+
+/* The stream to the successor lacks something that nobody there could notice: it ends, and the successor tells rank 0
+ * of the loss. When the link itself is gone, that was said when it went. */
+static void end_stream(struct node *n, struct edges *x, const char *what, const struct err *why)
+{
+    bool gone = why->code == ERR_CLOSED;
+    log_line(gone ? LOG_INFO : LOG_WARN, "ring", "%s: rank %u: %s was not passed on: %s", err_name(why->code),
+             n->c.rank, what, why->msg);
+    if (!gone)
+        edges_drop(x, EDGES_SUCCESSOR, why->code, why->msg);
+}
+
+/* Rank 0, after anything that may have ended requests or brought tokens; with the scheduler's lock. */
+static void tell(struct node *n, struct edges *x)
+{
+    struct err e;
+    if (remote_flush(n->remote, x, &e) != OK)
+        end_stream(n, x, "what became of requests", &e);
+}
+
+static void wake(struct node *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->work = true;
+    pthread_cond_signal(&n->wake);
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* Rank 0: a request from elsewhere, or the news that it is over. */
+static enum err_code take_remote(struct node *n, struct edges *x, const struct frame_header *h, const uint8_t *payload,
+                                 struct err *e)
+{
+    enum err_code rc = OK;
+    pthread_mutex_lock(&n->sched_mutex);
+    if (h->type == FRAME_CANCEL)
+        remote_cancel(n->remote, h->request_id);
+    else
+        rc = remote_submit(n->remote, h->request_id, payload, h->length, &n->lim, node_is_ready(n), e);
+    tell(n, x);
+    pthread_mutex_unlock(&n->sched_mutex);
+    wake(n);
+    return rc;
+}
+
+/* FRAME_SUBMIT, FRAME_CANCEL: on to rank 0. */
+static enum err_code on_way_to_first(struct node *n, struct edges *x, const struct frame_header *h,
+                                     const uint8_t *payload, struct err *e)
+{
+    uint32_t from = frame_entry_rank(h->request_id);
+    if (from == 0 || from >= (is_first(n) ? n->c.m->n_ranks : n->c.rank))
+        return err_set(e, ERR_PROTOCOL, "a request of rank %u came to rank %u", from, n->c.rank);
+    if (h->type == FRAME_CANCEL && h->length != 0)
+        return err_set(e, ERR_FORMAT, "a cancellation with a payload of %u bytes, 0 are allowed", h->length);
+    if (is_first(n))
+        return take_remote(n, x, h, payload, e);
+    struct buf out = {0};
+    struct err why;
+    uint8_t head[FRAME_HEADER_BYTES];
+    frame_header_put(head, h);
+    buf_put(&out, head, sizeof head);
+    buf_put(&out, payload, h->length);
+    enum err_code rc =
+        out.failed ? err_set(&why, ERR_NOMEM, "out of memory for a frame") : edges_send(x, out.data, out.len, &why);
+    if (rc != OK)
+        end_stream(n, x, "a request", &why);
+    buf_free(&out);
+    return OK;
+}
+
+static enum err_code on_events(struct node *n, struct edges *x, const struct frame_header *h, const uint8_t *payload,
+                               struct err *e)
+{
+    if (is_first(n))
+        return err_set(e, ERR_PROTOCOL, "events came to rank 0, which makes them");
+    return entry_events(n->entry, x, payload, h->length, e);
+}
+
+/* Other ranks than 0: requests that entered here cannot go on. */
+static void lose(struct node *n, enum err_code code, const char *text)
+{
+    code = code == OK ? ERR_CLOSED : code;
+    entry_break(n->entry, code, text[0] ? text : err_text(code));
+    set_ready(n, false);
+}
+
 /* --- the inbox: link threads put, the compute thread takes --------------------------------------- */
 
-static void on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
-                     const uint8_t *payload)
+static void put_letter(struct node *n, struct edges *x, uint64_t generation, const struct frame_header *h,
+                       const uint8_t *payload)
 {
-    struct node *n = ctx;
     pthread_mutex_lock(&n->mutex);
     struct letter *l = n->unused;
     if (l)
@@ -105,6 +204,27 @@ static void on_frame(void *ctx, struct edges *x, uint64_t generation, const stru
         edges_drop(x, EDGES_PREDECESSOR, ERR_NOMEM, "out of memory for a frame");
 }
 
+static void on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
+                     const uint8_t *payload)
+{
+    struct node *n = ctx;
+    struct err e;
+    enum err_code rc = OK;
+    switch (h->type) {
+    case FRAME_SUBMIT:
+    case FRAME_CANCEL:
+        rc = on_way_to_first(n, x, h, payload, &e);
+        break;
+    case FRAME_EVENTS:
+        rc = on_events(n, x, h, payload, &e);
+        break;
+    default:
+        put_letter(n, x, generation, h, payload);
+    }
+    if (rc != OK)
+        edges_drop(x, EDGES_PREDECESSOR, rc, e.msg);
+}
+
 static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
 {
     struct node *n = ctx;
@@ -119,14 +239,8 @@ static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code,
     n->work = true;
     pthread_cond_signal(&n->wake);
     pthread_mutex_unlock(&n->mutex);
-}
-
-static void wake(struct node *n)
-{
-    pthread_mutex_lock(&n->mutex);
-    n->work = true;
-    pthread_cond_signal(&n->wake);
-    pthread_mutex_unlock(&n->mutex);
+    if (!up && !is_first(n))
+        lose(n, code, text); /* at once, though the compute thread may be busy */
 }
 
 /* --- sending ------------------------------------------------------------------------------------- */
@@ -138,18 +252,12 @@ static enum err_code flush(struct node *n, struct err *e)
     return edges_send(n->edges, n->out.data, n->out.len, e);
 }
 
-/* Sends on what rank 0 counts on. Where that fails the stream has a hole, which nobody could notice: it ends, and
- * the successor tells rank 0 of the loss. */
+/* Sends on what rank 0 counts on. */
 static void pass(struct node *n, const char *what)
 {
     struct err e;
-    if (flush(n, &e) == OK)
-        return;
-    bool gone = e.code == ERR_CLOSED; /* which was said when it went */
-    log_line(gone ? LOG_INFO : LOG_WARN, "ring", "%s: rank %u: %s was not passed on: %s", err_name(e.code), n->c.rank,
-             what, e.msg);
-    if (!gone)
-        edges_drop(n->edges, EDGES_SUCCESSOR, e.code, e.msg);
+    if (flush(n, &e) != OK)
+        end_stream(n, n->edges, what, &e);
 }
 
 /* Passes a failure on to rank 0. */
@@ -177,14 +285,6 @@ static void event(struct node *n, enum node_event_type type, enum err_code code,
         n->c.on_event(n->c.ctx, &(struct node_event){.type = type, .code = code, .text = text});
 }
 
-static void set_ready(struct node *n, bool ready)
-{
-    pthread_mutex_lock(&n->mutex);
-    n->ready = ready;
-    pthread_cond_broadcast(&n->turned);
-    pthread_mutex_unlock(&n->mutex);
-}
-
 /* Rank 0: the ring is broken. */
 static void broken(struct node *n, enum err_code code, const char *text)
 {
@@ -194,6 +294,8 @@ static void broken(struct node *n, enum err_code code, const char *text)
     n->probe_due_ns = 0;
     pthread_mutex_lock(&n->sched_mutex);
     sched_fail_all(n->sched, code, text);
+    remote_fail_all(n->remote, code, text);
+    tell(n, n->edges);
     pthread_mutex_unlock(&n->sched_mutex);
     if (was) {
         log_warn("ring", "%s: the ring is broken: %s", err_name(code), text);
@@ -220,6 +322,7 @@ static void take_results(struct node *n, uint64_t step_id)
     struct err e;
     pthread_mutex_lock(&n->sched_mutex);
     enum err_code rc = sched_result(n->sched, step_id, n->b.results, n->b.n_results, &e);
+    tell(n, n->edges);
     pthread_mutex_unlock(&n->sched_mutex);
     if (rc != OK)
         edges_drop(n->edges, EDGES_PREDECESSOR, rc, e.msg);
@@ -229,6 +332,7 @@ static void fail_step(struct node *n, uint64_t step_id, const struct err *e)
 {
     pthread_mutex_lock(&n->sched_mutex);
     sched_fail_step(n->sched, step_id, e->code, e->msg);
+    tell(n, n->edges);
     pthread_mutex_unlock(&n->sched_mutex);
 }
 
@@ -356,37 +460,107 @@ static enum err_code on_result(struct node *n, const struct letter *l, struct er
     return rc;
 }
 
+static void own_row(struct node *n, struct frame_row *row)
+{
+    struct link_stats in = {0}, out = {0};
+    if (n->edges) {
+        edges_stats(n->edges, EDGES_PREDECESSOR, &in);
+        edges_stats(n->edges, EDGES_SUCCESSOR, &out);
+    }
+    *row = (struct frame_row){.n_steps = atomic_load(&n->n_steps),
+                              .n_tok = atomic_load(&n->n_tok),
+                              .busy_ns = atomic_load(&n->busy_ns),
+                              .bytes_in = in.bytes_in,
+                              .bytes_out = out.bytes_out,
+                              .rss_bytes = io_resident_bytes()};
+}
+
+/* Rank 0. */
+static void own_counts(struct node *n, struct frame_counts *out)
+{
+    struct sched_counts k;
+    pthread_mutex_lock(&n->sched_mutex);
+    sched_count(n->sched, &k);
+    pthread_mutex_unlock(&n->sched_mutex);
+    *out = (struct frame_counts){.n_waiting = k.n_waiting,
+                                 .n_active = k.n_active,
+                                 .n_steps = k.n_steps,
+                                 .us_per_tok = k.us_per_tok,
+                                 .retry_ms = k.retry_ms,
+                                 .n_prompt_tok = k.n_prompt_tok,
+                                 .n_out_tok = k.n_out_tok,
+                                 .n_reused_tok = k.n_reused_tok,
+                                 .n_refused = k.n_refused};
+}
+
+static void keep_view(struct node *n, const struct frame_probe *p)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->view = *p;
+    n->view_ns = clock_now_ns();
+    pthread_mutex_unlock(&n->mutex);
+}
+
 static void send_probe(struct node *n)
 {
     struct err e;
-    struct frame_probe p = {.nonce = n->probe_nonce};
+    struct frame_probe p;
+    pthread_mutex_lock(&n->mutex);
+    p = n->view; /* what the others said last time */
+    p.ready = n->ready;
+    pthread_mutex_unlock(&n->mutex);
+    p.nonce = n->probe_nonce;
+    p.hops = 0;
+    p.n_rows = n->c.m->n_ranks;
+    own_counts(n, &p.counts);
+    own_row(n, &p.rows[0]);
     buf_clear(&n->out);
-    if (frame_probe_put(&n->out, &p, &e) == OK && flush(n, &e) != OK)
+    if (frame_probe_put(&n->out, &p, &e) != OK || flush(n, &e) != OK)
         log_debug("ring", "probe: %s", e.msg);
+}
+
+/* Rank 0: a probe came back. */
+static void probe_is_back(struct node *n, const struct frame_probe *p)
+{
+    keep_view(n, p);
+    if (p->nonce != n->probe_nonce || p->nonce == 0 || node_is_ready(n))
+        return;
+    n->probe_due_ns = 0; /* the others hear of it at once */
+    set_ready(n, true);
+    event(n, NODE_READY, OK, "");
+}
+
+/* Other ranks. */
+static void probe_comes_by(struct node *n, struct frame_probe *p)
+{
+    struct err e;
+    own_row(n, &p->rows[n->c.rank]);
+    buf_clear(&n->out);
+    if (frame_probe_put(&n->out, p, &e) != OK || flush(n, &e) != OK)
+        log_debug("ring", "probe: %s", e.msg);
+    keep_view(n, p);
+    if (!p->ready) {
+        lose(n, ERR_CLOSED, "the ring is not whole");
+    } else if (!node_is_ready(n) && n->generation[EDGES_SUCCESSOR]) {
+        entry_open(n->entry);
+        set_ready(n, true);
+    }
 }
 
 static enum err_code on_probe(struct node *n, const struct letter *l, struct err *e)
 {
     struct frame_probe p;
-    enum err_code rc = frame_probe_get(l->payload.data, l->payload.len, &p, e);
+    uint32_t n_ranks = n->c.m->n_ranks;
+    enum err_code rc = frame_probe_get(l->payload.data, l->payload.len, &n->lim, &p, e);
     if (rc != OK)
         return rc;
-    p.hops++;
-    if (!is_first(n)) {
-        if (p.hops >= n->c.m->n_ranks)
-            return err_set(e, ERR_PROTOCOL, "a probe has passed %u edges and not met rank 0", p.hops);
-        buf_clear(&n->out);
-        struct err why;
-        if (frame_probe_put(&n->out, &p, &why) != OK || flush(n, &why) != OK)
-            log_debug("ring", "probe: %s", why.msg);
-        return OK;
-    }
-    if (p.hops != n->c.m->n_ranks)
-        return err_set(e, ERR_PROTOCOL, "a probe passed %u edges, the ring has %u", p.hops, n->c.m->n_ranks);
-    if (p.nonce == n->probe_nonce && p.nonce != 0 && !node_is_ready(n)) {
-        set_ready(n, true);
-        event(n, NODE_READY, OK, "");
-    }
+    if (++p.hops != (is_first(n) ? n_ranks : n->c.rank))
+        return err_set(e, ERR_PROTOCOL, "a probe passed %u edges on its way to rank %u of %u", p.hops, n->c.rank,
+                       n_ranks);
+    if (is_first(n))
+        probe_is_back(n, &p);
+    else
+        probe_comes_by(n, &p);
     return OK;
 }
 
@@ -400,6 +574,8 @@ static enum err_code on_fail(struct node *n, const struct letter *l, struct err 
         return err_set(e, ERR_PROTOCOL, "a failure of rank %u that is none", f.rank);
     if (!is_first(n)) {
         pass_on(n, l);
+        if (l->h.step_id == 0)
+            lose(n, f.code, f.text);
         return OK;
     }
     struct err why;
@@ -473,6 +649,7 @@ static void look_at_edges(struct node *n)
         snprintf(f.text, sizeof f.text, "%.250s", why.msg);
         send_fail(n, 0, &f);
     }
+    lose(n, why.code, why.msg);
     event(n, NODE_LOST, why.code, why.msg);
 }
 
@@ -494,6 +671,14 @@ static void keep_time(struct node *n)
     uint64_t limit = (uint64_t)n->c.stall_ms * CLOCK_NS_PER_MS;
     if (k.n_steps > 0 && now - k.oldest_step_ns > limit && now - n->last_news_ns > limit)
         broken(n, ERR_TIMEOUT, "no rank has sent anything on for too long");
+}
+
+/* Other ranks: rank 0 may have stopped working though its links live. */
+static void keep_listening(struct node *n)
+{
+    uint64_t limit = n->c.stall_ms > SILENCE_MS ? n->c.stall_ms : SILENCE_MS;
+    if (node_is_ready(n) && clock_now_ns() - n->view_ns > limit * CLOCK_NS_PER_MS)
+        lose(n, ERR_TIMEOUT, "nothing was heard of rank 0 for too long");
 }
 
 static struct letter *take(struct node *n)
@@ -525,6 +710,8 @@ static void *compute(void *arg)
                 keep_time(n);
             if (node_is_ready(n))
                 busy |= lead(n);
+        } else {
+            keep_listening(n);
         }
         pthread_mutex_lock(&n->mutex);
         if (l) {
@@ -550,8 +737,7 @@ bool node_is_ready(struct node *n)
 
 enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e)
 {
-    if (!is_first(n))
-        return err_set(e, ERR_UNSUPPORTED, "rank 0 knows whether the ring is whole, this is rank %u", n->c.rank);
+    uint32_t n_ranks = n->c.m->n_ranks, before = (n->c.rank + n_ranks - 1) % n_ranks, after = (n->c.rank + 1) % n_ranks;
     pthread_mutex_lock(&n->mutex);
     while (!n->ready && clock_now_ns() < deadline_ns)
         thread_cond_wait(&n->turned, &n->mutex, deadline_ns);
@@ -561,24 +747,26 @@ enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *
         return OK;
     if (!n->edges)
         return err_set(e, ERR_INTERNAL, "a ring of one is always ready");
-    const char *missing = !edges_generation(n->edges, EDGES_SUCCESSOR, NULL) ? "its successor, rank 1, is not linked"
-                          : !edges_generation(n->edges, EDGES_PREDECESSOR, NULL)
-                              ? "its predecessor, the last rank, is not linked"
-                              : "no probe came around";
-    return err_set(e, ERR_TIMEOUT, "the ring is not whole: rank 0 waits in vain: %s", missing);
+    if (!edges_generation(n->edges, EDGES_SUCCESSOR, NULL))
+        return err_set(e, ERR_TIMEOUT,
+                       "the ring is not whole: rank %u waits in vain: its successor, rank %u, is not linked", n->c.rank,
+                       after);
+    if (!edges_generation(n->edges, EDGES_PREDECESSOR, NULL))
+        return err_set(e, ERR_TIMEOUT,
+                       "the ring is not whole: rank %u waits in vain: its predecessor, rank %u, is not linked",
+                       n->c.rank, before);
+    return err_set(e, ERR_TIMEOUT, "the ring is not whole: rank %u waits in vain: no probe came around", n->c.rank);
 }
 
 enum err_code node_submit(struct node *n, const struct sched_request *r, uint64_t *id, struct err *e)
 {
     if (!is_first(n))
-        return err_set(e, ERR_UNSUPPORTED, "requests enter at rank 0, this is rank %u", n->c.rank);
+        return entry_submit(n->entry, n->edges, r, id, e);
+    enum err_code rc = frame_submit_check(&n->lim, r, e);
+    if (rc != OK)
+        return rc;
     pthread_mutex_lock(&n->sched_mutex);
-    uint64_t mine = n->last_id + 1;
-    enum err_code rc = sched_submit(n->sched, mine, r, e);
-    if (rc == OK) {
-        n->last_id = mine;
-        *id = mine;
-    }
+    rc = remote_submit_own(n->remote, r, id, e);
     pthread_mutex_unlock(&n->sched_mutex);
     if (rc == OK)
         wake(n);
@@ -587,7 +775,9 @@ enum err_code node_submit(struct node *n, const struct sched_request *r, uint64_
 
 bool node_cancel(struct node *n, uint64_t id)
 {
-    if (!n->sched)
+    if (!is_first(n))
+        return entry_cancel(n->entry, id);
+    if (frame_entry_rank(id) != 0)
         return false;
     pthread_mutex_lock(&n->sched_mutex);
     bool found = sched_cancel(n->sched, id);
@@ -608,6 +798,22 @@ void node_stats_get(struct node *n, struct node_stats *out)
         sched_count(n->sched, &out->sched);
         pthread_mutex_unlock(&n->sched_mutex);
     }
+    entry_stats_get(n->entry, &out->requests);
+}
+
+void node_ring_state(struct node *n, struct node_ring *out)
+{
+    pthread_mutex_lock(&n->mutex);
+    uint64_t since = n->view_ns;
+    out->ready = n->ready;
+    out->counts = n->view.counts;
+    memcpy(out->rows, n->view.rows, sizeof out->rows);
+    pthread_mutex_unlock(&n->mutex);
+    out->n_ranks = n->c.m->n_ranks;
+    out->age_ms = n->edges && since == 0 ? UINT64_MAX : n->edges ? (clock_now_ns() - since) / CLOCK_NS_PER_MS : 0;
+    own_row(n, &out->rows[n->c.rank]);
+    if (is_first(n))
+        own_counts(n, &out->counts);
 }
 
 uint16_t node_port(const struct node *n)
@@ -635,31 +841,46 @@ static enum err_code make_memory(struct node *n, struct err *e)
         n->letters[i].next = n->unused;
         n->unused = &n->letters[i];
     }
-    if (!is_first(n))
-        return OK;
+    return OK;
+}
+
+static enum err_code make_sched(struct node *n, struct err *e)
+{
+    const struct manifest *m = n->c.m;
     struct sched_limits lim = {.n_slots = m->n_slots,
                                .n_ctx = m->n_ctx,
                                .n_vocab = m->n_vocab,
                                .n_batch = m->n_batch,
                                .max_steps = n->c.max_steps,
                                .max_waiting = n->c.max_waiting};
-    return sched_new(&lim, &n->sched, e);
+    enum err_code rc = sched_new(&lim, &n->sched, e);
+    return rc == OK ? remote_new(n->sched, n->entry, m->n_slots + n->c.max_waiting + 1, &n->remote, e) : rc;
+}
+
+/* Room for every step that may be in flight, and then some. */
+static uint32_t queue_bytes(const struct node *n)
+{
+    uint64_t step = FRAME_HEADER_BYTES + 64 + (uint64_t)n->c.m->n_batch * (n->c.m->n_embd + 1) * 4;
+    uint64_t room = step * (n->c.max_steps + 2);
+    return room < LINK_QUEUE_BYTES ? LINK_QUEUE_BYTES : room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
 }
 
 static enum err_code start_all(struct node *n, struct err *e)
 {
-    enum err_code rc = make_memory(n, e);
+    if (n->c.link.queue_bytes == 0)
+        n->c.link.queue_bytes = queue_bytes(n);
+    /* The prompts of all nodes may meet in one queue: together they leave half of it to the steps. */
+    struct entry_config ec = {
+        .rank = n->c.rank, .lim = n->lim, .max_unheard = n->c.link.queue_bytes / 2 / n->c.m->n_ranks};
+    enum err_code rc = entry_new(&ec, &n->entry, e);
+    if (rc == OK)
+        rc = make_memory(n, e);
+    if (rc == OK && is_first(n))
+        rc = make_sched(n, e);
     if (rc != OK)
         return rc;
     n->last_news_ns = clock_now_ns();
     if (n->c.m->n_ranks > 1) {
-        /* Room for every step that may be in flight, and then some. */
-        uint64_t step = FRAME_HEADER_BYTES + 64 + (uint64_t)n->c.m->n_batch * (n->c.m->n_embd + 1) * 4;
-        uint64_t room = step * (n->c.max_steps + 2);
-        if (n->c.link.queue_bytes == 0)
-            n->c.link.queue_bytes = room < LINK_QUEUE_BYTES ? LINK_QUEUE_BYTES
-                                    : room > UINT32_MAX     ? UINT32_MAX
-                                                            : (uint32_t)room;
         struct edges_config c = {.m = n->c.m,
                                  .rank = n->c.rank,
                                  .secret = n->c.secret,
@@ -689,7 +910,8 @@ enum err_code node_start(const struct node_config *config, struct node **out, st
         return err_set(e, ERR_NOMEM, "out of memory");
     n->c = *config;
     const struct manifest *m = n->c.m;
-    n->lim = (struct frame_limits){.n_slots = m->n_slots, .n_ctx = m->n_ctx, .n_vocab = m->n_vocab};
+    n->lim =
+        (struct frame_limits){.n_slots = m->n_slots, .n_ctx = m->n_ctx, .n_vocab = m->n_vocab, .n_ranks = m->n_ranks};
     n->c.max_steps = n->c.max_steps ? n->c.max_steps : m->n_ranks;
     n->c.max_waiting = n->c.max_waiting ? n->c.max_waiting : 64;
     n->c.stall_ms = n->c.stall_ms ? n->c.stall_ms : NODE_STALL_MS;
@@ -718,6 +940,8 @@ void node_stop(struct node *n)
         pthread_join(n->thread, NULL);
     edges_stop(n->edges, OK, "the node stops");
     sched_free(n->sched);
+    remote_free(n->remote);
+    entry_free(n->entry);
     for (uint32_t i = 0; n->letters && i < n->n_letters; i++)
         buf_free(&n->letters[i].payload);
     free(n->letters);

@@ -5,6 +5,7 @@
  */
 #include "ring/frame.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct frame_limits limits = {.n_slots = 16, .n_ctx = 64, .n_vocab = 300};
+static const struct frame_limits limits = {.n_slots = 16, .n_ctx = 64, .n_vocab = 300, .n_ranks = 4};
 
 static void must(bool ok)
 {
@@ -62,6 +63,8 @@ static void result(const uint8_t *p, size_t len, struct buf *out)
     if (frame_result_get(p, len, &limits, &b, &e) != OK)
         return;
     must(b.n_results <= CAP_ENTRIES);
+    for (uint32_t i = 0; i < b.n_results; i++)
+        must(results[i].n_top <= BATCH_MAX_TOP && results[i].slot < limits.n_slots);
     must(frame_result_put(out, 0, &b, &e) == OK);
     must_equal(out, p, len);
 }
@@ -73,19 +76,71 @@ static void request(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_request_get(p, len, &limits, &slot, &s, &e) != OK)
         return;
-    must(slot < limits.n_slots);
+    must(slot < limits.n_slots && s.n_top <= BATCH_MAX_TOP && s.n_bias <= BATCH_MAX_BIAS);
     must(frame_request_put(out, 0, slot, &s, &e) == OK);
     must_equal(out, p, len);
 }
 
 static void probe(const uint8_t *p, size_t len, struct buf *out)
 {
-    struct frame_probe q;
+    static struct frame_probe q;
     struct err e;
-    if (frame_probe_get(p, len, &q, &e) != OK)
+    if (frame_probe_get(p, len, &limits, &q, &e) != OK)
         return;
+    must(q.n_rows == limits.n_ranks);
     must(frame_probe_put(out, &q, &e) == OK);
     must_equal(out, p, len);
+}
+
+static void submit(const uint8_t *p, size_t len, struct buf *out)
+{
+    struct sched_request r;
+    int32_t *ids;
+    struct err e;
+    if (frame_submit_get(p, len, &limits, &r, &ids, &e) != OK)
+        return;
+    must(frame_submit_check(&limits, &r, &e) == OK);
+    must(frame_submit_put(out, 0, &r, &e) == OK);
+    must_equal(out, p, len);
+    free(ids);
+}
+
+struct seen {
+    struct frame_events raw, written;
+    bool dirty; /* a text was cleaned, or a code is unknown: it is not written as it came */
+};
+
+static void see(void *ctx, const struct frame_event *ev, const uint8_t *bytes, size_t len)
+{
+    struct seen *s = ctx;
+    uint32_t rank = frame_entry_rank(ev->request_id);
+    must(rank > 0 && rank < limits.n_ranks);
+    if (ev->is_end) {
+        must(err_known(ev->code) && strlen(ev->text) <= FRAME_MAX_EVENT_TEXT);
+        must((ev->reason == SCHED_FAILED) == (ev->code != OK));
+        s->dirty |= memchr(ev->text, '?', sizeof ev->text) != NULL || ev->code == ERR_PROTOCOL;
+    } else {
+        must(ev->token.n_top <= BATCH_MAX_TOP && ev->token.token >= 0 && isfinite(ev->token.logprob));
+    }
+    frame_events_add_raw(&s->raw, bytes, len);
+    frame_events_add(&s->written, ev);
+}
+
+static void events(const uint8_t *p, size_t len)
+{
+    struct seen s = {0};
+    struct err e;
+    if (frame_events_get(p, len, &limits, see, &s, &e) == OK) {
+        frame_events_end(&s.raw);
+        frame_events_end(&s.written);
+        must_equal(&s.raw.out, p, len);
+        if (!s.dirty)
+            must_equal(&s.written.out, p, len);
+    } else {
+        must(s.raw.n == 0);
+    }
+    buf_free(&s.raw.out);
+    buf_free(&s.written.out);
 }
 
 /* The text may have been cleaned: cleaning it again must change nothing. */
@@ -134,6 +189,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case FRAME_BYE:
             failure(data, len, &out);
             break;
+        case FRAME_SUBMIT:
+            submit(data, len, &out);
+            break;
+        case FRAME_EVENTS:
+            events(data, len);
+            break;
+        case FRAME_CANCEL:
         case FRAME_HEARTBEAT:
         case FRAME_TYPE_COUNT:
             break;

@@ -20,7 +20,7 @@
 #define CAP_TOK     16u
 #define N_EMBD      3u
 
-static const struct frame_limits limits = {.n_slots = 8, .n_ctx = 100, .n_vocab = 1000};
+static const struct frame_limits limits = {.n_slots = 8, .n_ctx = 100, .n_vocab = 1000, .n_ranks = 4};
 
 /* A batch with its arrays. */
 struct room {
@@ -68,7 +68,7 @@ static struct batch *room_step(struct room *r)
 
 static const uint8_t golden_step[] =
     {
-        'K',  'F',  1,    2,    116,  0,    0,    0,    7,    0,    0,    0,    0,    0,
+        'K',  'F',  2,    2,    116,  0,    0,    0,    7,    0,    0,    0,    0,    0,
         0,    0,    0,    0,    0,    0,    0,    0,    0,    0,             /* header, step 7 */
         2,    0,    0,    0,    3,    0,    0,    0,    3,    0,    0,    0, /* counts */
         0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00, 0xff, 0xee, 0xdd, 0xcc, 0xbb,
@@ -107,7 +107,7 @@ static struct frame_header header_of(const struct buf *b)
 static void header_has_fixed_bytes(void **state)
 {
     (void)state;
-    static const uint8_t want[FRAME_HEADER_BYTES] = {'K', 'F', 1, 5,    0x78, 0x56, 0x34, 0x02, 8,    7,    6,    5,
+    static const uint8_t want[FRAME_HEADER_BYTES] = {'K', 'F', 2, 5,    0x78, 0x56, 0x34, 0x02, 8,    7,    6,    5,
                                                      4,   3,   2, 0x81, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
     struct frame_header h = {
         .type = FRAME_PROBE, .length = 0x02345678, .step_id = 0x8102030405060708, .request_id = 0x1112131415161718};
@@ -139,9 +139,9 @@ static void header_refuses_strangers(void **state)
     (void)state;
     header_refused(0, 'G', ERR_PROTOCOL, "frame magic is 0x4647, not 0x464b");
     header_refused(1, 0, ERR_PROTOCOL, "magic");
-    header_refused(2, 2, ERR_PROTOCOL, "frame version is 2, I speak 1");
+    header_refused(2, 1, ERR_PROTOCOL, "frame version is 1, I speak 2");
     header_refused(3, 0, ERR_PROTOCOL, "frame type is 0");
-    header_refused(3, FRAME_TYPE_COUNT, ERR_PROTOCOL, "frame type is 8, I know 1 to 7");
+    header_refused(3, FRAME_TYPE_COUNT, ERR_PROTOCOL, "frame type is 11, I know 1 to 10");
     header_refused(3, 255, ERR_PROTOCOL, "frame type is 255");
     header_refused(7, 0xff, ERR_LIMIT, "at most 67108864");
 }
@@ -462,7 +462,7 @@ static void step_larger_than_a_frame_is_not_sent(void **state)
 /* --- result --- */
 
 static const uint8_t golden_result[] = {
-    'K', 'F', 1, 3, 52, 0, 0, 0, 7, 0, 0,   0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0, 0, 2, 0,
+    'K', 'F', 2, 3, 52, 0, 0, 0, 7, 0, 0,   0, 0, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0, 0, 2, 0,
     0,   0,   9, 0, 0,  0, 0, 0, 0, 0, 100, 0, 0, 0, 1, 0, 0, 0, 0xe7, 3, 0, 0, 0, 0, 0, 0xbf, /* -0.5 */
     8,   0,   0, 0, 0,  0, 0, 0, 1, 0, 0,   0, 2, 0, 0, 0, 0, 0, 0,    0, 0, 0, 0, 0,
 };
@@ -505,6 +505,44 @@ static void result_may_be_empty(void **state)
     buf_free(&out);
 }
 
+/* Two results, the first with two of the likeliest tokens. */
+static struct batch *room_tops(struct room *r)
+{
+    struct batch *b = room_results(r);
+    b->results[0].n_top = 2;
+    b->results[0].top[0] = (struct batch_top){999, -0.5f};
+    b->results[0].top[1] = (struct batch_top){7, -1.25f};
+    return b;
+}
+
+static void result_carries_the_likeliest_tokens(void **state)
+{
+    (void)state;
+    struct room r, got;
+    struct buf out = {0};
+    struct err e;
+    assert_int_equal(frame_result_put(&out, 7, room_tops(&r), &e), OK);
+    assert_int_equal(out.len, sizeof golden_result + 16);
+    assert_int_equal(frame_result_get(payload_of(&out), payload_len(&out), &limits, room_batch(&got), &e), OK);
+    assert_memory_equal(got.results, r.results, 2 * sizeof r.results[0]);
+    for (size_t n = 0; n < payload_len(&out); n++) {
+        uint8_t *copy = malloc(n ? n : 1);
+        memcpy(copy, payload_of(&out), n);
+        assert_int_equal(frame_result_get(copy, n, &limits, room_batch(&got), &e), ERR_FORMAT);
+        free(copy);
+    }
+    le_put_u32(out.data + FRAME_HEADER_BYTES + 4 + 24 + 8, 1000);
+    assert_int_equal(frame_result_get(payload_of(&out), payload_len(&out), &limits, room_batch(&got), &e),
+                     ERR_PROTOCOL);
+    assert_non_null(strstr(e.msg, "token 1000"));
+    le_put_u32(out.data + FRAME_HEADER_BYTES + 4 + 24 + 8, 7);
+    le_put_u32(out.data + FRAME_HEADER_BYTES + 4 + 24 + 12, 0x7fc00000);
+    assert_int_equal(frame_result_get(payload_of(&out), payload_len(&out), &limits, room_batch(&got), &e),
+                     ERR_PROTOCOL);
+    assert_int_equal(got.b.n_results, 0);
+    buf_free(&out);
+}
+
 static void result_refused(size_t at, uint32_t word, enum err_code code, const char *part)
 {
     uint8_t p[sizeof golden_result - FRAME_HEADER_BYTES];
@@ -530,7 +568,8 @@ static void result_refuses_bad_values(void **state)
     result_refused(0, 1, ERR_FORMAT, "24 bytes too many");
     result_refused(r1 + 8, 101, ERR_PROTOCOL, "result 1: position 101, the context has 100");
     result_refused(r1 + 12, 8, ERR_PROTOCOL, "result 1: slot 8, the ring has 8");
-    result_refused(r1 + 12, 0x00010002, ERR_PROTOCOL, "result 1: the reserved field is 0x1");
+    result_refused(r1 + 12, 0x00010002, ERR_FORMAT, "cut short"); /* a likeliest token that is not there */
+    result_refused(r1 + 12, 0x00150002, ERR_LIMIT, "result 1: 21 likeliest tokens, at most 20");
     result_refused(r1 + 16, 1000, ERR_PROTOCOL, "result 1: token 1000, the vocabulary has 1000");
     result_refused(r1 + 16, 0xffffffff, ERR_PROTOCOL, "result 1: token -1");
     result_refused(r1 + 20, 0x7fc00000, ERR_PROTOCOL, "result 1: the log-probability is not a finite number");
@@ -562,119 +601,19 @@ static void result_that_would_be_refused_is_not_sent(void **state)
     assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
     room_results(&r)->results[0].slot = BATCH_MAX_SLOTS;
     assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
+    room_tops(&r)->results[0].n_top = BATCH_MAX_TOP + 1;
+    assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
+    room_tops(&r)->results[0].top[1].logprob = -INFINITY;
+    assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
+    room_tops(&r)->results[0].top[1].token = -1;
+    assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
     room_results(&r)->n_results = BATCH_MAX_ENTRIES + 1;
     assert_int_equal(frame_result_put(&out, 1, &r.b, &e), ERR_ARG);
     assert_int_equal(out.len, 0);
     buf_free(&out);
 }
 
-/* --- request --- */
-
-static const uint8_t golden_request[] = {
-    'K',  'F',  1, 4, 44,   0,    0, 0, 0,    0,    0, 0, 0, 0,    0,    0,    0x2a, 0,    0,  0,    0,    0, 0,
-    0,    3,    0, 0, 0,    8,    7, 6, 5,    4,    3, 2, 1, 0,    0,    0,    0x3f, 0,    0,  0x40, 0x3f, 0, 0,
-    0x80, 0x3e, 0, 0, 0xc0, 0x3f, 0, 0, 0x80, 0xbf, 0, 0, 0, 0x40, 0xff, 0xff, 0xff, 0xff, 64, 0,    0,    0,
-};
-
-static const struct batch_sampling golden_sampling = {.seed = 0x0102030405060708,
-                                                      .temperature = 0.5f,
-                                                      .top_p = 0.75f,
-                                                      .min_p = 0.25f,
-                                                      .repeat_penalty = 1.5f,
-                                                      .frequency_penalty = -1.0f,
-                                                      .presence_penalty = 2.0f,
-                                                      .top_k = -1,
-                                                      .penalty_last_n = 64};
-
-static void request_has_fixed_bytes(void **state)
-{
-    (void)state;
-    struct buf out = {0};
-    struct err e;
-    struct batch_sampling s;
-    uint32_t slot;
-    assert_int_equal(frame_request_put(&out, 42, 3, &golden_sampling, &e), OK);
-    assert_int_equal(out.len, sizeof golden_request);
-    assert_memory_equal(out.data, golden_request, sizeof golden_request);
-    assert_int_equal(header_of(&out).request_id, 42);
-    assert_int_equal(frame_request_get(payload_of(&out), payload_len(&out), &limits, &slot, &s, &e), OK);
-    assert_int_equal(slot, 3);
-    assert_memory_equal(&s, &golden_sampling, sizeof s);
-    buf_free(&out);
-}
-
-static void request_refused(size_t at, uint32_t word, enum err_code code, const char *part)
-{
-    uint8_t p[sizeof golden_request - FRAME_HEADER_BYTES];
-    struct batch_sampling s = {.seed = 1};
-    uint32_t slot = 99;
-    struct err e;
-    memcpy(p, golden_request + FRAME_HEADER_BYTES, sizeof p);
-    le_put_u32(p + at, word);
-    assert_int_equal(frame_request_get(p, sizeof p, &limits, &slot, &s, &e), code);
-    if (!strstr(e.msg, part))
-        fail_msg("%s lacks: %s", e.msg, part);
-    assert_int_equal(slot, 99);
-    assert_int_equal(s.seed, 1);
-}
-
-static void request_refuses_bad_values(void **state)
-{
-    (void)state;
-    request_refused(0, 8, ERR_PROTOCOL, "slot 8, the ring has 8");
-    request_refused(0, 0x00010003, ERR_PROTOCOL, "reserved field is 0x1");
-    for (size_t i = 0; i < 6; i++) {
-        request_refused(12 + 4 * i, 0x7fc00000, ERR_PROTOCOL, "not a finite number");
-        request_refused(12 + 4 * i, 0x7f800000, ERR_PROTOCOL, "not a finite number");
-    }
-}
-
-static void request_refuses_other_lengths(void **state)
-{
-    (void)state;
-    struct batch_sampling s;
-    uint32_t slot;
-    struct err e;
-    uint8_t p[sizeof golden_request] = {0};
-    memcpy(p, golden_request + FRAME_HEADER_BYTES, sizeof golden_request - FRAME_HEADER_BYTES);
-    for (size_t n = 0; n < sizeof p; n++)
-        if (n != 44)
-            assert_int_equal(frame_request_get(p, n, &limits, &slot, &s, &e), ERR_FORMAT);
-}
-
-static void request_that_would_be_refused_is_not_sent(void **state)
-{
-    (void)state;
-    struct batch_sampling s = golden_sampling;
-    struct buf out = {0};
-    struct err e;
-    assert_int_equal(frame_request_put(&out, 1, BATCH_MAX_SLOTS, &s, &e), ERR_ARG);
-    s.min_p = INFINITY;
-    assert_int_equal(frame_request_put(&out, 1, 0, &s, &e), ERR_ARG);
-    assert_int_equal(out.len, 0);
-    buf_free(&out);
-}
-
 /* --- the small ones --- */
-
-static void probe_goes_around(void **state)
-{
-    (void)state;
-    static const uint8_t want[12] = {8, 7, 6, 5, 4, 3, 2, 1, 3, 0, 0, 0};
-    struct frame_probe p = {.nonce = 0x0102030405060708, .hops = 3}, back = {0};
-    struct buf out = {0};
-    struct err e;
-    assert_int_equal(frame_probe_put(&out, &p, &e), OK);
-    assert_int_equal(header_of(&out).type, FRAME_PROBE);
-    assert_int_equal(payload_len(&out), sizeof want);
-    assert_memory_equal(payload_of(&out), want, sizeof want);
-    assert_int_equal(frame_probe_get(payload_of(&out), sizeof want, &back, &e), OK);
-    assert_true(back.nonce == p.nonce && back.hops == 3);
-    assert_int_equal(frame_probe_get(payload_of(&out), sizeof want - 1, &back, &e), ERR_FORMAT);
-    buf_puts(&out, "x");
-    assert_int_equal(frame_probe_get(payload_of(&out), sizeof want + 1, &back, &e), ERR_FORMAT);
-    buf_free(&out);
-}
 
 static void heartbeat_is_a_header(void **state)
 {
@@ -797,14 +736,10 @@ int main(void)
         cmocka_unit_test(step_larger_than_a_frame_is_not_sent),
         cmocka_unit_test(result_has_fixed_bytes),
         cmocka_unit_test(result_may_be_empty),
+        cmocka_unit_test(result_carries_the_likeliest_tokens),
         cmocka_unit_test(result_refuses_bad_values),
         cmocka_unit_test(result_refuses_every_cut),
         cmocka_unit_test(result_that_would_be_refused_is_not_sent),
-        cmocka_unit_test(request_has_fixed_bytes),
-        cmocka_unit_test(request_refuses_bad_values),
-        cmocka_unit_test(request_refuses_other_lengths),
-        cmocka_unit_test(request_that_would_be_refused_is_not_sent),
-        cmocka_unit_test(probe_goes_around),
         cmocka_unit_test(heartbeat_is_a_header),
         cmocka_unit_test(fail_is_read_back),
         cmocka_unit_test(bye_may_say_ok),

@@ -234,6 +234,8 @@ static void test_strangers_at_the_port(void **state)
 
 /* Rank 1 of 2 is played by the test: it is who it says it is, and sends what it likes. */
 
+static const struct frame_limits probe_limits = {.n_ranks = 2};
+
 struct evil {
     struct rig *r;
     struct link_listener *listener;
@@ -260,7 +262,7 @@ static void evil_on_frame(void *ctx, const struct frame_header *h, const uint8_t
     struct frame_probe p;
     struct buf b = {0};
     pthread_mutex_lock(&v->mutex);
-    if (h->type == FRAME_PROBE && !v->silent && v->out && frame_probe_get(payload, h->length, &p, NULL) == OK) {
+    if (h->type == FRAME_PROBE && !v->silent && v->out && frame_probe_get(payload, h->length, &probe_limits, &p, NULL) == OK) {
         p.hops++;
         if (frame_probe_put(&b, &p, NULL) == OK)
             (void)!link_send(v->out, b.data, b.len, NULL);
@@ -406,7 +408,7 @@ static void put_deed(struct buf *b, enum deed d, uint64_t step)
         buf_put(b, "\1\0\0", 3);
         break;
     case SENDS_PROBE_WITH_WRONG_HOPS:
-        assert_int_equal(frame_probe_put(b, &(struct frame_probe){.nonce = 1, .hops = 7}, NULL), OK);
+        assert_int_equal(frame_probe_put(b, &(struct frame_probe){.nonce = 1, .hops = 7, .n_rows = 2}, NULL), OK);
         break;
     case SENDS_BAD_FAIL:
         frame_header_put(head, &(struct frame_header){.type = FRAME_FAIL, .length = 1, .step_id = step});
