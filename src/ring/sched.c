@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK        32u /* chunks of prompts are multiples of it, where nothing else limits them */
+#define CHUNK        32u /* no chunk is shorter unless the prompt is */
+#define ALIKE        8u  /* chunks are multiples of it, so that few forms of steps occur */
 #define LEAST_SHARE  16u /* of a step that a prompt gets before another gets more */
 #define TAIL         8u  /* tokens a prompt ends with that its next turn may not have: how an answer begins */
 #define WORTH_SAVING 32u /* tokens not to be computed again, for which a checkpoint is worth a step of its own */
@@ -28,6 +29,7 @@ struct seq {
     struct held held;       /* its tokens: what the sequence is made of, prompt first; held.n of them were sent */
     uint32_t n;             /* tokens known */
     uint32_t n_out;         /* generated */
+    uint32_t n_reused;      /* held when it began */
     uint32_t in_flight;     /* entries of this slot in steps */
     uint32_t mark[N_MARKS]; /* positions to keep checkpoints at, ascending; 0: none */
     uint32_t take;          /* tokens of the prompt that the step being composed carries */
@@ -82,6 +84,7 @@ enum err_code sched_new(const struct sched_limits *lim, struct sched **out, stru
     bool ok = s != NULL;
     if (ok) {
         s->lim = *lim;
+        s->lim.step_cost = lim->step_cost ? lim->step_cost : SCHED_STEP_COST;
         s->lim.n_prefill = lim->n_prefill ? lim->n_prefill : SCHED_DEFAULT_PREFILL;
         s->seqs = calloc(lim->n_slots, sizeof *s->seqs);
         s->steps = calloc(lim->max_steps, sizeof *s->steps);
@@ -304,7 +307,7 @@ static void give_slots(struct sched *s)
         s->c.n_reused_tok += o.reuse;
         held_cut(&q->held, o.reuse);
         memcpy(q->held.tokens + o.reuse, r->r.tokens + o.reuse, (r->r.n_tokens - o.reuse) * sizeof *r->r.tokens);
-        *q = (struct seq){.req = r, .held = q->held, .n = r->r.n_tokens, .begins = true};
+        *q = (struct seq){.req = r, .held = q->held, .n = r->r.n_tokens, .n_reused = o.reuse, .begins = true};
         set_marks(s, q, shared);
     }
 }
@@ -380,7 +383,7 @@ static void put_entry(struct sched *s, uint32_t slot, uint32_t n_tok, struct dra
 struct load {
     uint32_t n_decode;           /* sequences that decode, ready or in flight */
     uint32_t n_ready, n_prompts; /* ready to decode; ready with a piece of their prompt */
-    uint64_t n_prompt_tok;       /* that these have left */
+    uint64_t n_tok, n_left;      /* of these prompts: to compute, and of that not sent yet */
     uint32_t n_unused_steps;
 };
 
@@ -394,7 +397,8 @@ static struct load look(const struct sched *s)
         if (!ready_to_prefill(q))
             continue;
         l.n_prompts++;
-        l.n_prompt_tok += q->n - q->held.n;
+        l.n_tok += q->n - q->n_reused;
+        l.n_left += q->n - q->held.n;
     }
     for (uint32_t i = 0; i < s->lim.max_steps; i++)
         l.n_unused_steps += s->steps[i].id == 0;
@@ -435,10 +439,11 @@ static uint32_t chunk(const struct sched *s, const struct load *l, uint32_t room
     if (s->lim.max_steps == 1)
         return room;
     uint64_t c = CHUNK;
-    while (c < room && c * c * (s->lim.max_steps - 1) < l->n_prompt_tok * SCHED_STEP_COST)
+    while (c < room && c * c * (s->lim.max_steps - 1) < l->n_tok * s->lim.step_cost)
         c += CHUNK;
-    if (l->n_prompt_tok < c + c / 2) /* no crumbs at the end */
-        c = l->n_prompt_tok;
+    uint64_t n_chunks = (l->n_left + c / 2) / c; /* alike, and no crumbs at the end */
+    c = n_chunks > 1 ? (l->n_left + n_chunks - 1) / n_chunks : l->n_left;
+    c = (c + ALIKE - 1) / ALIKE * ALIKE;
     return c < room ? (uint32_t)c : room;
 }
 
@@ -625,6 +630,7 @@ static void begin_anew(struct sched *s, struct seq *q)
     q->req->retried = true;
     q->waits = q->decodes = false;
     q->begins = true;
+    q->n_reused = 0;
     s->c.n_retried++;
     set_marks(s, q, 0);
 }

@@ -10,8 +10,8 @@
  * ring without waiting.
  *
  * How long a chunk is. A prompt of n tokens in chunks of c passes S ranks in the time of n/c + S - 1 chunks: smaller
- * chunks fill and drain the ring faster, but each step costs about as much as SCHED_STEP_COST tokens before it has any.
- * The sum is least at c = sqrt(n * SCHED_STEP_COST / (S - 1)); one rank takes all that fits. While sequences decode, a
+ * chunks fill and drain the ring faster, but each step costs about as much as step_cost tokens before it has any. The
+ * sum is least at c = sqrt(n * step_cost / (S - 1)); one rank takes all that fits. While sequences decode, a
  * step carries at most n_prefill tokens of prompts, since a decoded token waits for one step ahead of it at every rank.
  * The weights are read for the decoded tokens anyway, so that small chunks cost little more then.
  *
@@ -45,7 +45,7 @@ struct sched_request {
     void (*on_end)(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text);
 };
 
-#define SCHED_STEP_COST       8u
+#define SCHED_STEP_COST       4u
 #define SCHED_DEFAULT_PREFILL 64u
 
 struct sched_limits {
@@ -53,6 +53,7 @@ struct sched_limits {
     uint32_t max_steps;   /* in flight; the number of ranks keeps all of them busy */
     uint32_t max_waiting; /* requests without a slot */
     uint32_t n_prefill;   /* most tokens of prompts in a step while sequences decode; 0: SCHED_DEFAULT_PREFILL */
+    uint32_t step_cost;   /* of reading the weights, in tokens of a prompt; 0: SCHED_STEP_COST, as on CPUs */
     bool bounded_rewind;  /* slots cannot go back to every position: models with recurrent blocks or sliding windows */
     uint32_t n_checkpoints; /* per slot, of such models: what the stages keep */
 };
