@@ -33,8 +33,9 @@ struct api_config {
 enum err_code api_start(const struct api_config *config, struct api **out, struct err *e) KV_MUST_USE;
 /* Cancels what runs, closes connections, joins. NULL is fine. */
 void api_stop(struct api *a);
-/* Lets running requests end until the deadline; new ones get 503. Any thread. */
-void api_drain(struct api *a, uint64_t deadline_ns);
+/* Lets running requests end until the deadline; new ones get 503. true: none runs any more. Any thread; may be called
+ * again. */
+bool api_drain(struct api *a, uint64_t deadline_ns);
 uint16_t api_port(const struct api *a);
 
 #endif

@@ -19,6 +19,7 @@
 /* {"error": {"message", "type", "param", "code"}} and the status it comes with. */
 struct api_error {
     unsigned status;
+    unsigned retry_s; /* of 429 and 503: when to try again; 0: 1 */
     const char *code; /* static; NULL: null */
     char param[96];   /* "": null */
     char message[512];
