@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/parse.h"
 #include "engine/stage.h"
+#include "model/hparams.h"
 
 #include <ggml.h>
 #include <math.h>
@@ -17,10 +18,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAX_REPS    25
 #define MAX_THREADS 64
-#define READ_BYTES  (256u << 20) /* per thread: more than the caches close by hold */
+#define READ_BYTES  ((size_t)512 << 20) /* per thread: more than caches hold */
+#define STREAMS     4
+#define LARGE_PAGE  ((size_t)2 << 20)
 
 static void die(const struct err *e)
 {
@@ -40,11 +44,12 @@ static void *read_all(void *arg)
 {
     struct reader *r = arg;
     pthread_barrier_wait(r->start);
-    uint64_t s[8] = {0};
-    for (size_t i = 0; i < READ_BYTES / 8; i += 8)
-        for (size_t k = 0; k < 8; k++)
-            s[k] += r->data[i + k];
-    for (size_t k = 0; k < 8; k++)
+    uint64_t s[STREAMS] = {0}; /* from several places at once, one word of each line: all of it travels */
+    size_t part = READ_BYTES / sizeof *r->data / STREAMS;
+    for (size_t i = 0; i < part; i += 8)
+        for (size_t k = 0; k < STREAMS; k++)
+            s[k] += r->data[k * part + i];
+    for (size_t k = 0; k < STREAMS; k++)
         r->sum += s[k];
     return NULL;
 }
@@ -57,9 +62,10 @@ static double read_rate(uint32_t n)
     pthread_barrier_t start;
     double best = 0;
     for (uint32_t i = 0; i < n; i++) {
-        r[i] = (struct reader){.data = malloc(READ_BYTES), .start = &start};
+        r[i] = (struct reader){.data = aligned_alloc(LARGE_PAGE, READ_BYTES), .start = &start};
         if (!r[i].data)
             return 0;
+        (void)madvise(r[i].data, READ_BYTES, MADV_HUGEPAGE);
         memset(r[i].data, 1, READ_BYTES);
     }
     for (int k = 0; k < 5; k++) {
@@ -151,6 +157,28 @@ static void window_of(const struct gguf *g, uint32_t *first, uint32_t *end)
         *end = 0; /* a whole model: to the last block of the trunk */
 }
 
+/* Bytes of weights that one token needs: all of the window's, of experts those it uses; of the embeddings only when
+ * they are the head too. */
+static double bytes_per_token(const struct gguf *g, const struct stage_info *info)
+{
+    struct err e;
+    struct hparams h;
+    if (hparams_read(g, &h, &e) != OK)
+        die(&e);
+    double sum = 0, used = h.n_expert ? (double)h.n_expert_used / (double)h.n_expert : 1;
+    bool tied = !gguf_tensor_find(g, "output.weight") && info->end == info->n_block;
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        bool table = strcmp(t->name, "token_embd.weight") == 0;
+        if ((t->block >= 0 && ((uint32_t)t->block < info->first || (uint32_t)t->block >= info->end)) ||
+            (table && !tied))
+            continue;
+        sum += (double)t->size * (strstr(t->name, "_exps.") ? used : 1);
+    }
+    hparams_fini(&h);
+    return sum;
+}
+
 int main(int argc, char **argv)
 {
     struct err e;
@@ -166,11 +194,9 @@ int main(int argc, char **argv)
         (argc > 5 && parse_u32("REPETITIONS", argv[5], 1, MAX_REPS, &reps, &e) != OK) ||
         gguf_open(argv[1], &g, &e) != OK)
         die(&e);
-    struct stage_params p = {.n_ctx = n_pp > n_tg ? n_pp : n_tg,
-                             .n_slots = 1,
-                             .n_batch = n_pp ? n_pp : 1,
-                             .n_threads = threads,
-                             .kv_type = KV_F16};
+    uint32_t most = n_pp > n_tg ? n_pp : n_tg;
+    struct stage_params p = {
+        .n_ctx = most ? most : 1, .n_slots = 1, .n_batch = n_pp ? n_pp : 1, .n_threads = threads, .kv_type = KV_F16};
     struct run r = {0};
     window_of(g, &p.first, &p.end);
     uint64_t t0 = clock_now_ns();
@@ -202,15 +228,19 @@ int main(int argc, char **argv)
             step(&r, 1, i == 0);
         tg[k] = n_tg / seconds_since(t0);
     }
-    double rate = reps > 1 || n_tg == 0 ? read_rate(threads) : 0;
+    double rate = reps > 1 ? read_rate(threads) : 0;
     printf("load %.3f s, weights %.0f MiB (%.0f repacked)\n", load, (double)info->weight_bytes / 1048576,
            (double)info->repacked_bytes / 1048576);
     if (rate > 0)
         printf("memory %.1f GB/s with %u threads\n", rate / 1e9, threads);
     if (n_pp)
         printf("pp %.2f\n", median(pp, reps));
-    if (n_tg)
-        printf("tg %.2f\n", median(tg, reps));
+    if (n_tg) {
+        double t = median(tg, reps), bytes = bytes_per_token(g, info);
+        printf("tg %.2f\n", t);
+        printf("one token: %.3f ms, %.1f MB of weights, %.1f GB/s", 1e3 / t, bytes / 1e6, bytes * t / 1e9);
+        printf(rate > 0 ? ", %.0f %% of the memory's\n" : "\n", 100 * bytes * t / rate);
+    }
     stage_close(r.st);
     free(r.b.tokens);
     free(r.b.rows);
