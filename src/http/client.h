@@ -13,7 +13,7 @@
 struct http_call {
     const char *method; /* NULL: GET, or POST with a body */
     const char *url;
-    const char *bearer; /* token for the Authorization header; NULL: none. Never logged */
+    const char *bearer; /* token for the Authorization header (printable, else ERR_ARG); NULL: none. Never logged */
     const char *type;   /* of the body */
     const void *body;   /* NULL: none */
     size_t body_len;
@@ -27,7 +27,7 @@ struct http_call {
 };
 
 /* *status: of the response. OK whatever the status is. ERR_IO (no connection, reset), ERR_TIMEOUT, ERR_CANCELLED,
- * ERR_ARG (URL), ERR_AUTH (TLS certificate). The text names the host, never the token. Any thread. */
+ * ERR_ARG (URL, token), ERR_AUTH (TLS certificate). The text names the host, never the token. Any thread. */
 enum err_code http_call(const struct http_call *call, unsigned *status, struct err *e) KV_MUST_USE;
 
 #endif

@@ -261,12 +261,12 @@ static void on_deadline(struct http_conn *c)
 
 static void peer_text(const struct sockaddr_storage *ss, socklen_t len, char *out, size_t size)
 {
-    char host[48], port[8];
+    char host[48] = "", port[8] = "";
     if (getnameinfo((const struct sockaddr *)ss, len, host, sizeof host, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         snprintf(out, size, "?");
     else
-        snprintf(out, size, ss->ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+        snprintf(out, size, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
 }
 
 static void adopt(struct http_server *s, int fd, const struct sockaddr_storage *ss, socklen_t len)
@@ -304,6 +304,19 @@ static void watch_listener(struct http_server *s, bool on)
         s->accept_paused = !on;
 }
 
+/* Parts go out at once; a client whose machine is gone without a word is noticed. */
+static void set_options(const struct http_server *s, int fd)
+{
+    const int one = 1, quiet_s = 60, probe_s = 10, probes = 3;
+    const unsigned unacked_ms = s->config.idle_ms;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &quiet_s, sizeof quiet_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
+}
+
 static void accept_some(struct http_server *s)
 {
     static struct log_limit limit;
@@ -321,8 +334,7 @@ static void accept_some(struct http_server *s)
             }
             return;
         }
-        const int one = 1;
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        set_options(s, fd);
         if (s->n_conns >= s->config.max_connections) {
             reply_raw(fd, 503, "This server has as many connections as it may have: try again later.");
             shutdown(fd, SHUT_WR);
@@ -492,7 +504,7 @@ static enum err_code listen_on(struct http_server *s, const char *addr, struct e
     if (gai != 0)
         return err_set(e, ERR_ARG, "address '%.80s': %s", addr, gai_strerror(gai));
     const int one = 1;
-    struct sockaddr_storage ss;
+    struct sockaddr_storage ss = {0};
     socklen_t len = sizeof ss;
     s->listen_fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_fd < 0 || setsockopt(s->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||

@@ -13,7 +13,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define SERVER_IO_BYTES 16384u /* read and written at a time */
+#define SERVER_IO_BYTES   16384u          /* read and written at a time */
+#define SERVER_PILE_BYTES ((size_t)65536) /* of a response that are put together before they are sent */
 
 enum conn_state {
     CONN_IDLE,    /* no byte of a request yet */

@@ -143,7 +143,7 @@ void http_write(struct http_request *r, const void *data, size_t len)
     buf_put(&r->out, data, len);
     if (r->chunked)
         buf_puts(&r->out, "\r\n");
-    if (reply_queued(r) > 4 * SERVER_IO_BYTES)
+    if (reply_queued(r) > SERVER_PILE_BYTES)
         reply_flush(r->conn); /* not to pile up what could be on its way */
     if (reply_queued(r) > r->conn->s->config.max_queued)
         conn_cut(r->conn);
@@ -220,7 +220,7 @@ void reply_flush(struct http_conn *c)
     if (r->out_pos == r->out.len) {
         buf_clear(&r->out);
         r->out_pos = 0;
-        if (r->out.cap > 4 * SERVER_IO_BYTES)
+        if (r->out.cap > SERVER_PILE_BYTES)
             buf_free(&r->out);
     } else if (r->out_pos > r->out.len / 2 && r->out_pos > SERVER_IO_BYTES) {
         memmove(r->out.data, r->out.data + r->out_pos, r->out.len - r->out_pos);

@@ -27,6 +27,21 @@
 
 #define TOKEN "sk-secret-1234"
 
+/* A TCP socket on a free port of this machine; nobody listens on it yet. */
+static int free_port(uint16_t *port)
+{
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) != 0 ||
+        getsockname(fd, (struct sockaddr *)&at, &len) != 0) {
+        fail_msg("no socket");
+        return fd;
+    }
+    *port = ntohs(at.sin_port);
+    return fd;
+}
+
 /* --- the server: /echo says what came, /stream goes on until the client has enough, /never says nothing --- */
 
 struct app {
@@ -211,12 +226,9 @@ static void test_errors_name_the_host(void **state)
 {
     (void)state;
     char url[64], host[32];
-    const int fd = socket(AF_INET, SOCK_STREAM, 0); /* a port that nobody listens on */
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    snprintf(host, sizeof host, "127.0.0.1:%u", ntohs(at.sin_port));
+    uint16_t port = 0;
+    const int fd = free_port(&port);
+    snprintf(host, sizeof host, "127.0.0.1:%u", port);
     snprintf(url, sizeof url, "http://%s/v1", host);
     expect_error(url, ERR_IO, host);
     close(fd);
@@ -261,15 +273,12 @@ static void *odd_main(void *arg)
 static void expect_odd(const char *text, enum err_code code)
 {
     char url[64];
-    struct odd o = {.fd = socket(AF_INET, SOCK_STREAM, 0), .text = text};
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
+    uint16_t port = 0;
+    struct odd o = {.fd = free_port(&port), .text = text};
     pthread_t thread;
-    assert_int_equal(bind(o.fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_int_equal(listen(o.fd, 1), 0);
-    assert_int_equal(getsockname(o.fd, (struct sockaddr *)&at, &len), 0);
     assert_int_equal(thread_start(&thread, "odd", odd_main, &o, NULL), OK);
-    snprintf(url, sizeof url, "http://127.0.0.1:%u/", ntohs(at.sin_port));
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/", port);
     expect_error(url, code, "127.0.0.1");
     pthread_join(thread, NULL);
     close(o.fd);
