@@ -110,43 +110,38 @@ static struct numbers run_rank(const char *path, const struct plan_window *w)
 }
 
 /* The model is made once per build folder; the maker renames it into place when it is whole. */
-static void need_model(const char *preset, int type, const char *path)
+static void need_model(const struct maker_params *p, const char *path)
 {
-    struct maker_params p;
     struct err e;
-    if (access(path, R_OK) == 0)
-        return;
-    if (maker_preset(preset, &p, &e) != OK)
-        fail_msg("%s", e.msg);
-    p.type = type;
-    if (maker_write(path, &p, &e) != OK)
+    if (access(path, R_OK) != 0 && maker_write(path, p, &e) != OK)
         fail_msg("%s", e.msg);
 }
 
-static void plan(const char *path, struct plan_window *w)
+static void plan(const char *path, uint32_t n_ranks, struct plan_window *w)
 {
     struct gguf *g = NULL;
     struct hparams h;
     struct model_sizes s;
     struct err e;
     if (gguf_open(path, &g, &e) != OK || hparams_read(g, &h, &e) != OK || model_sizes_read(g, &h, &s, &e) != OK ||
-        plan_even(&s, N_RANKS, w, &e) != OK)
+        plan_even(&s, n_ranks, w, &e) != OK)
         fail_msg("%s", e.msg);
     model_sizes_fini(&s);
     hparams_fini(&h);
     gguf_close(g);
 }
 
-static void windows_of(const char *preset, int type, const char *path)
+/* Each of n_ranks windows against its bound. head: what the model is. */
+static void windows_of(const char *head, const struct maker_params *p, const char *path, uint32_t n_ranks)
 {
     struct plan_window w[N_RANKS];
     unsigned over = 0;
-    need_model(preset, type, path);
-    plan(path, w);
+    need_model(p, path);
+    plan(path, n_ranks, w);
     print_message(
-        "%s in %s, MiB:\n  rank  window   resident   bound  (weights, of these repacked, kv, compute; at open)\n",
-        preset, ggml_type_name((enum ggml_type)type));
-    for (uint32_t i = 0; i < N_RANKS; i++) {
+        "%s in %s, MiB:\n  rank  window   resident   bound  (weights, of these repacked, kv, compute; at open)\n", head,
+        ggml_type_name((enum ggml_type)p->type));
+    for (uint32_t i = 0; i < n_ranks; i++) {
         struct numbers n = run_rank(path, &w[i]);
         uint64_t bound = n.weight + n.kv + n.compute + ((uint64_t)ALLOWED_MIB << 20);
         print_message("  %4u [%2u,%2u)  %9.1f %8.1f  (%.1f, %.1f, %.1f, %.1f; %.1f)\n", i, w[i].first, w[i].end,
@@ -159,16 +154,51 @@ static void windows_of(const char *preset, int type, const char *path)
     assert_int_equal(over, 0);
 }
 
+static void preset_in_windows(const char *preset, int type, const char *path)
+{
+    struct maker_params p;
+    struct err e;
+    if (maker_preset(preset, &p, &e) != OK)
+        fail_msg("%s", e.msg);
+    p.type = type;
+    windows_of(preset, &p, path, N_RANKS);
+}
+
 static void a_gigabyte_in_four_windows(void **state)
 {
     (void)state;
-    windows_of("1gb", GGML_TYPE_Q8_0, KV_TEST_SCRATCH "/memory-1gb-q8_0.gguf");
+    preset_in_windows("1gb", GGML_TYPE_Q8_0, KV_TEST_SCRATCH "/memory-1gb-q8_0.gguf");
 }
 
 static void repacked_weights_are_not_there_twice(void **state)
 {
     (void)state;
-    windows_of("half", GGML_TYPE_Q4_0, KV_TEST_SCRATCH "/memory-half-q4_0.gguf");
+    preset_in_windows("half", GGML_TYPE_Q4_0, KV_TEST_SCRATCH "/memory-half-q4_0.gguf");
+}
+
+/* A model of some 100 to 200 MiB of each family. */
+static void every_family_stays_within_its_window(void **state)
+{
+    (void)state;
+    for (int f = 0; f < MAKER_FAMILY_COUNT; f++) {
+        struct maker_params p = maker_family_small((enum maker_family)f);
+        char path[PATH_MAX];
+        const char *name = maker_family_name((enum maker_family)f);
+        p.n_embd = 1024;
+        p.n_head = 8;
+        p.n_head_kv = 2;
+        p.head_dim = 128;
+        p.n_rot = f == MAKER_GLM4MOE || f == MAKER_QWEN35 || f == MAKER_QWEN35MOE ? 64 : 0;
+        p.n_ff = p.n_ff ? 4096 : 0;
+        p.n_ff_exp = p.n_ff_exp ? 1024 : 0;
+        p.n_ff_shared = p.n_ff_shared ? 1024 : 0;
+        p.ssm_state = p.ssm_state ? 128 : 0;
+        p.type = GGML_TYPE_Q4_0;
+        p.n_threads = 0;
+        snprintf(path, sizeof path, "%s/memory-%s.gguf", KV_TEST_SCRATCH, name);
+        windows_of(name, &p, path, 2);
+        unlink(path);
+    }
 }
 
 int main(int argc, char **argv)
@@ -176,6 +206,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gigabyte_in_four_windows),
         cmocka_unit_test(repacked_weights_are_not_there_twice),
+        cmocka_unit_test(every_family_stays_within_its_window),
     };
     if (argc == 5 && strcmp(argv[1], "--rank") == 0)
         return rank_main(argv[2], (uint32_t)strtoul(argv[3], NULL, 10), (uint32_t)strtoul(argv[4], NULL, 10));
