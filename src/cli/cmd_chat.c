@@ -162,8 +162,8 @@ static enum err_code ask(struct chat_command *c, const char *text, struct err *e
     }
     if (stopped)
         say(c, "(stopped)");
-    else if (rc == OK && strcmp(a.reason, "length") == 0)
-        say(c, "(the answer is as long as it may be: /set max_tokens, or the context is full)");
+    else if (rc == OK && strcmp(a.reason, "length") == 0 && !c->settings.set[OAI_MAX_TOKENS])
+        say(c, "(the answer is as long as it may be, or the context is full)");
     return rc;
 }
 

@@ -177,7 +177,7 @@ static void print_table(const struct status_command *c, const struct look *old, 
            text_of(yyjson_obj_get(root, "model"), "name", name, sizeof name),
            yyjson_arr_size(yyjson_obj_get(root, "ranks")), count_of(root, "rank"),
            now->healthy ? "ready" : "NOT READY: ", now->healthy ? "" : now->reason);
-    if (q) {
+    if (yyjson_is_obj(q)) {
         printf("%" PRIu64 " requests running, %" PRIu64 " waiting", count_of(q, "active"), count_of(q, "waiting"));
         if (out >= 0)
             printf("; %.1f tokens/s", out);

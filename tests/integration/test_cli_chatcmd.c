@@ -14,6 +14,7 @@
 #include "base/io.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "lib/golden_json.h"
 #include "lib/proc.h"
 #include "lib/test_util.h"
 #include "net/tcp.h"
@@ -45,7 +46,8 @@ static struct fake {
     pthread_mutex_t mutex; /* guards the rest: the last question */
     char path[128], authorization[128];
     struct buf body;
-    bool base; /* a model without chats */
+    bool base;        /* a model without chats */
+    const char *ring; /* what /v1/ring says */
 } fake = {.fd = -1, .mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void put(int fd, const char *text, size_t n)
@@ -126,14 +128,14 @@ static void answer(int fd, bool chat, const char *said, size_t n_messages)
     put_event(fd, "[DONE]");
 }
 
-static void serve_post(int fd, const char *path, const char *body, size_t len)
+static void serve_post(int fd, bool base, const char *body, size_t len)
 {
     yyjson_doc *doc = yyjson_read(body, len, 0);
     yyjson_val *root = yyjson_doc_get_root(doc), *list = yyjson_obj_get(root, "messages");
-    bool chat = strstr(path, "/chat/") != NULL;
+    bool chat = strstr(fake.path, "/chat/") != NULL;
     const char *said =
         yyjson_get_str(chat ? yyjson_obj_get(yyjson_arr_get_last(list), "content") : yyjson_obj_get(root, "prompt"));
-    if (chat && fake.base)
+    if (chat && base)
         put_whole(fd, 400, "{\"error\":{\"message\":\"no chats\",\"code\":\"chat_not_supported\"}}");
     else if (fake.authorization[0] && strcmp(fake.authorization, "Bearer sesame") != 0)
         put_whole(fd, 401, "{\"error\":{\"message\":\"that is not the key\"}}");
@@ -165,11 +167,17 @@ static void serve(int fd)
         fake.authorization[0] = 0;
         if (key && key < end)
             sscanf(key + 14, " %127[^\r]", fake.authorization);
+        bool base = fake.base;
+        const char *ring = fake.ring;
         buf_clear(&fake.body);
         buf_put(&fake.body, end + 4, len);
         pthread_mutex_unlock(&fake.mutex);
         if (strncmp(head, "POST", 4) == 0)
-            serve_post(fd, fake.path, end + 4, len);
+            serve_post(fd, base, end + 4, len);
+        else if (strcmp(fake.path, "/health") == 0)
+            put_whole(fd, 503, "{\"status\":\"unavailable\",\"reason\":\"rank 1 is lost\"}");
+        else if (strcmp(fake.path, "/v1/ring") == 0)
+            put_whole(fd, 200, ring);
         else
             put_whole(fd, 200, "{\"data\":[{\"id\":\"fake-model\"}]}");
     }
@@ -211,7 +219,15 @@ static int stop_fake(void **state)
     return 0;
 }
 
-/* The last question, as JSON with sorted out spaces. */
+static void set_fake(bool base, const char *ring)
+{
+    pthread_mutex_lock(&fake.mutex);
+    fake.base = base;
+    fake.ring = ring;
+    pthread_mutex_unlock(&fake.mutex);
+}
+
+/* The last question: path and body. */
 static const char *asked(char out[1024])
 {
     pthread_mutex_lock(&fake.mutex);
@@ -310,9 +326,9 @@ static void a_base_model_continues(void **state)
 {
     (void)state;
     char text[1024];
-    fake.base = true;
+    set_fake(true, NULL);
     check("-p Once", "''", 0, "You say Once (0)", "base model");
-    fake.base = false;
+    set_fake(false, NULL);
     assert_non_null(strstr(asked(text), "/v1/completions {\"model\":\"fake-model\",\"prompt\":\"Once\""));
 }
 
@@ -323,7 +339,10 @@ static void a_key_comes_from_a_file(void **state)
     snprintf(args, sizeof args, "-p hello --key-file '%s'", test_scratch("chat-key", path));
     assert_int_equal(io_write_file(path, "sesame\n", 7, 0600, NULL), OK);
     check(args, "''", 0, "You say hello (1)", NULL);
-    assert_string_equal(fake.authorization, "Bearer sesame");
+    pthread_mutex_lock(&fake.mutex);
+    int same = strcmp(fake.authorization, "Bearer sesame");
+    pthread_mutex_unlock(&fake.mutex);
+    assert_int_equal(same, 0);
     assert_int_equal(io_write_file(path, "wrong", 5, 0600, NULL), OK);
     check(args, "''", 1, "", "ERR_AUTH: that is not the key (HTTP 401)");
     assert_int_equal(chmod(path, 0644), 0);
@@ -353,6 +372,97 @@ static void nobody_there_is_told(void **state)
     assert_true(proc_start(&p, wrong, env, -1));
     assert_true(proc_wait(&p, WAIT_MS));
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "ERR_ARG"));
+    proc_free(&p);
+}
+
+/* --- a ring of ours ------------------------------------------------------------------------------ */
+
+static void finish(struct proc *p, const char *const *argv, int code)
+{
+    static const char *const env[] = {"KVASIR_LOG", NULL};
+    assert_true(proc_start(p, argv, env, -1));
+    if (!proc_wait(p, WAIT_MS))
+        fail_msg("it hangs; stderr: %s", proc_text(p, PROC_ERR));
+    if (proc_code(p) != code)
+        fail_msg("exit status %d, not %d; stdout: %s; stderr: %s", proc_code(p), code, proc_text(p, PROC_OUT),
+                 proc_text(p, PROC_ERR));
+}
+
+static void a_ring_of_ours_answers_and_tells_its_state(void **state)
+{
+    (void)state;
+    static const char *const env[] = {"KVASIR_LOG", NULL};
+    struct proc up, p;
+    struct golden_json g;
+    char path[PATH_MAX], port[16], url[64];
+    uint16_t n;
+    int fd;
+    assert_int_equal(golden_json_open(test_data("golden/llama-tied-f32.json", path), &g, NULL), OK);
+    size_t i = 0;
+    while (i < g.n_cases && strcmp(g.cases[i].name, "chat") != 0)
+        i++;
+    assert_true(i < g.n_cases);
+    assert_int_equal(net_tcp_listen("127.0.0.1:0", &fd, &n, NULL), OK);
+    close(fd);
+    snprintf(port, sizeof port, "%u", n);
+    snprintf(url, sizeof url, "127.0.0.1:%u", n);
+    const char *const start[] = {
+        KV_BINARY, "up", test_data("llama-tied-f32.gguf", path), "--stages", "2", "--port", port, "-t", "1", "--kv",
+        "f32",     NULL};
+    const char *const ask[] = {KV_BINARY,
+                               "chat",
+                               url,
+                               "-p",
+                               "Tell me a story about a small ship.",
+                               "--system",
+                               "You are a small test model.",
+                               "--temp",
+                               "0",
+                               "-n",
+                               "48",
+                               NULL};
+    const char *const status[] = {KV_BINARY, "status", url, NULL}, *const json[] = {KV_BINARY, "status", url, "--json",
+                                                                                    NULL};
+    assert_true(proc_start(&up, start, env, -1));
+    if (!proc_until(&up, PROC_OUT, "API: ", 3 * WAIT_MS))
+        fail_msg("it does not come up: %s", proc_text(&up, PROC_ERR));
+    finish(&p, ask, 0);
+    const char *want = g.cases[i].greedy_text.data;
+    assert_string_equal(proc_text(&p, PROC_OUT), want + (*want == ' ')); /* an answer is a text of its own */
+    proc_free(&p);
+    finish(&p, status, 0);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "2 ranks, seen from rank 0: ready"));
+    assert_int_equal(proc_lines(&p, PROC_OUT, "0     [0,"), 1);
+    assert_int_equal(proc_lines(&p, PROC_OUT, "1     ["), 1);
+    proc_free(&p);
+    finish(&p, json, 0);
+    yyjson_doc *doc = yyjson_read(proc_text(&p, PROC_OUT), p.text[PROC_OUT].len, 0);
+    yyjson_val *rank = yyjson_arr_get(yyjson_obj_get(yyjson_doc_get_root(doc), "ranks"), 1);
+    assert_true(yyjson_get_bool(yyjson_obj_get(yyjson_doc_get_root(doc), "healthy")));
+    assert_true(yyjson_is_real(yyjson_obj_get(rank, "busy")) && yyjson_is_real(yyjson_obj_get(rank, "tok_per_s")));
+    yyjson_doc_free(doc);
+    proc_free(&p);
+    kill(up.pid, SIGTERM);
+    assert_true(proc_wait(&up, WAIT_MS));
+    assert_int_equal(proc_code(&up), 0);
+    proc_free(&up);
+    golden_json_close(&g);
+}
+
+static void a_broken_ring_is_a_failure(void **state)
+{
+    (void)state;
+    struct proc p;
+    const char *const status[] = {KV_BINARY, "status", fake.url, NULL};
+    set_fake(false, "{\"rank\":0,\"model\":{\"name\":\"m\"},\"ranks\":[{\"rank\":0,\"first\":0,\"end\":4,"
+                    "\"device\":\"cpu\\u001b[2J\"}],\"requests\":null,\"age_ms\":null}");
+    finish(&p, status, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "NOT READY: rank 1 is lost"));
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "0     [0,4)      cpu?[2J"));
+    proc_free(&p);
+    set_fake(false, "{\"object\":\"list\"}");
+    finish(&p, status, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "ERR_FORMAT"));
     proc_free(&p);
 }
 
@@ -533,6 +643,8 @@ int main(void)
         cmocka_unit_test(a_base_model_continues),
         cmocka_unit_test(a_key_comes_from_a_file),
         cmocka_unit_test(nobody_there_is_told),
+        cmocka_unit_test(a_ring_of_ours_answers_and_tells_its_state),
+        cmocka_unit_test(a_broken_ring_is_a_failure),
         cmocka_unit_test(ctrl_c_stops_an_answer),
         cmocka_unit_test(ctrl_c_at_the_prompt_drops_the_line_and_twice_quits),
         cmocka_unit_test(the_history_is_kept_for_its_owner_only),

@@ -25,4 +25,5 @@ until grep -q '^API: ' "$out/up.out"; do
     fi
     sleep 0.1
 done
-node tests/web/test_page.js src/api/page/index.html "$out" "http://127.0.0.1:$port/" 3
+other=$(sed -n "s,^ *\\(http:.*/\\)v1 (rank 1)$,\\1,p" "$out/up.out")
+node tests/web/test_page.js src/api/page/index.html "$out" "http://127.0.0.1:$port/" "$other" 3

@@ -3,14 +3,14 @@
 // The chat page in a real Chromium. First against a server that misbehaves on purpose (mock.js), then, when its URL is
 // given, against a real node.
 //
-// usage: node test_page.js PAGE.html OUT_DIR [NODE_URL RANKS]
+// usage: node test_page.js PAGE.html OUT_DIR [NODE_URL OTHER_NODE_URL RANKS]
 'use strict';
 const assert = require('node:assert/strict');
 const path = require('node:path');
 const {Browser} = require('./browser.js');
 const {Mock} = require('./mock.js');
 
-const [pageFile, outDir, nodeUrl, nRanks] = process.argv.slice(2);
+const [pageFile, outDir, nodeUrl, otherUrl, nRanks] = process.argv.slice(2);
 const CHROMIUM = process.env.CHROMIUM || 'chromium-headless-shell';
 const IDLE = "document.body.dataset.state === 'idle'";
 const answers = "[...document.querySelectorAll('.assistant')].map(e => e.raw())";
@@ -153,7 +153,7 @@ test('the ring is drawn as it is', () => withMock({ranks: 5}, async (page, mock,
   await page.open(url);
   await page.until("document.querySelectorAll('#picture .rank').length === 5");
   assert.equal(await page.value("document.querySelectorAll('#picture .edge').length"), 5);
-  assert.match(await page.value(text('#picture .rank title')), /rank 1, blocks 2 to 3, vulkan0/);
+  assert.match(await page.value(text('#picture .rank title')), /rank 1, blocks 2–3, vulkan0/);
   assert.equal(await page.value("document.querySelectorAll('#picture .rank.self').length"), 1);
   assert.equal(await page.value("document.querySelectorAll('#ranks tbody tr').length"), 5);
   mock.tokens += 100;
@@ -219,13 +219,13 @@ async function real() {
     headers: {'Content-Type': 'application/json'}, body: JSON.stringify({...body, temperature: 0, max_tokens: 40})});
   const choice = (await response.json()).choices[0], want = chat ? choice.message.content : choice.text;
   assert.ok(want.length > 0);
-  for (const [width, height, dark] of [[1280, 800, false], [320, 640, true]]) {
+  for (const [url, width, height, dark] of [[nodeUrl, 1280, 800, false], [otherUrl, 320, 640, true]]) {
     const page = await browser.page({width, height, dark});
-    await page.open(nodeUrl);
+    await page.open(url);
     await page.until(IDLE);
     await page.value(fill('temperature', '0'));
     await page.value(fill('max_tokens', '40'));
-    await page.open(nodeUrl + '?q=' + encodeURIComponent(prompt));
+    await page.open(url + '?q=' + encodeURIComponent(prompt));
     await page.until(answered(1));
     assert.deepEqual(await page.value(answers), [want]);
     await page.until(`document.querySelectorAll('#picture .rank').length === ${nRanks}`);
