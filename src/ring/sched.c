@@ -619,8 +619,10 @@ static void forget_unused(struct sched *s)
 {
     for (uint32_t i = 0; i < s->lim.n_slots; i++) {
         struct seq *q = &s->seqs[i];
-        if (!q->req || q->begins)
+        if (!q->req || q->begins) {
             held_forget(&q->held);
+            q->n_reused = 0;
+        }
     }
 }
 

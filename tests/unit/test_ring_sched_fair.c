@@ -142,6 +142,13 @@ static void test_short_prompt_does_not_wait_for_a_long_one(void **state)
         assert_int_equal(c[1].n_ends, 1);
         assert_int_equal(c[0].n_ends, 0);
         sched_free(r.s);
+
+        r = ring_of(n_ranks, 4); /* nor when both come at once */
+        must_submit(&r, &c[0], 1, 4000, 1);
+        must_submit(&r, &c[1], 2, 10, 1);
+        assert_true(compose(&r, &st));
+        assert_int_equal(tokens_of(&st, 2), 10);
+        sched_free(r.s);
     }
 }
 

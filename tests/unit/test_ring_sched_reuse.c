@@ -415,6 +415,51 @@ static void test_stale_rank_makes_other_slots_forgotten(void **state)
     sched_free(r.s);
 }
 
+/* A prompt that has its slot already, but no step has carried anything of it. */
+static void test_stale_rank_makes_a_prompt_begin_at_its_beginning(void **state)
+{
+    (void)state;
+    struct rig r = rig_new(2, 100, 4, 1, 4);
+    struct client c, other;
+    struct sent st;
+    struct batch_entry first[4] = {0};
+    struct prompt a = of(1, 20), b = of(2, 20);
+    ask(&r, &c, 1, &a, 1);
+    finish(&r, 7, NULL);
+    ask(&r, &other, 2, &b, 1);
+    ask(&r, &c, 3, &a, 1);
+    assert_true(compose(&r, &st));
+    assert_int_equal(st.b.n_entries, 1);
+    assert_int_equal(st.entries[0].request_id, 2);
+    sched_fail_step(r.s, st.id, ERR_STALE, "stale");
+    finish(&r, 7, first);
+    assert_int_equal(first[3].flags & BATCH_RESET, BATCH_RESET);
+    assert_int_equal(other.reason, SCHED_LENGTH);
+    sched_free(r.s);
+}
+
+/* A chunk after one that failed is stale for a reason that says nothing about other slots. */
+static void test_what_follows_a_failure_makes_nothing_forgotten(void **state)
+{
+    (void)state;
+    struct rig r = rig_new(2, 100, 4, 2, 4);
+    struct client c;
+    struct sent st[2];
+    struct batch_entry first[4];
+    struct prompt a = of(1, 20), b = of(2, 20);
+    ask(&r, &c, 1, &a, 1);
+    finish(&r, 7, NULL);
+    ask(&r, &c, 2, &b, 1);
+    assert_true(compose(&r, &st[0]));
+    assert_true(compose(&r, &st[1]));
+    sched_fail_step(r.s, st[0].id, ERR_DEVICE, "broken");
+    sched_fail_step(r.s, st[1].id, ERR_STALE, "of course");
+    ask(&r, &c, 3, &a, 1);
+    finish(&r, 7, first);
+    assert_int_equal(first[3].pos, 19);
+    sched_free(r.s);
+}
+
 /* What the ranks hold of a slot after a step over it failed is not known; of others it is. */
 static void test_failed_slot_is_forgotten_others_are_not(void **state)
 {
@@ -478,6 +523,8 @@ int main(void)
         cmocka_unit_test(test_stale_request_begins_anew_once),
         cmocka_unit_test(test_begins_anew_only_when_nothing_of_it_is_in_flight),
         cmocka_unit_test(test_stale_rank_makes_other_slots_forgotten),
+        cmocka_unit_test(test_stale_rank_makes_a_prompt_begin_at_its_beginning),
+        cmocka_unit_test(test_what_follows_a_failure_makes_nothing_forgotten),
         cmocka_unit_test(test_failed_slot_is_forgotten_others_are_not),
         cmocka_unit_test(test_broken_ring_keeps_what_was_at_rest),
     };
