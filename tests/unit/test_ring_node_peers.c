@@ -262,7 +262,8 @@ static void evil_on_frame(void *ctx, const struct frame_header *h, const uint8_t
     struct frame_probe p;
     struct buf b = {0};
     pthread_mutex_lock(&v->mutex);
-    if (h->type == FRAME_PROBE && !v->silent && v->out && frame_probe_get(payload, h->length, &probe_limits, &p, NULL) == OK) {
+    if (h->type == FRAME_PROBE && !v->silent && v->out &&
+        frame_probe_get(payload, h->length, &probe_limits, &p, NULL) == OK) {
         p.hops++;
         if (frame_probe_put(&b, &p, NULL) == OK)
             (void)!link_send(v->out, b.data, b.len, NULL);
@@ -362,6 +363,12 @@ enum deed {
     SENDS_HALF_A_RESULT,
     SENDS_PROBE_WITH_WRONG_HOPS,
     SENDS_BAD_FAIL,
+    SENDS_EVENTS,
+    SENDS_REQUEST_OF_RANK_0,
+    SENDS_REQUEST_OF_NO_RANK,
+    SENDS_HALF_A_REQUEST,
+    SENDS_CANCEL_OF_RANK_0,
+    SENDS_CANCEL_WITH_MORE,
     SENDS_UPSTREAM,
     NEVER_ANSWERS,
     DEED_COUNT
@@ -381,6 +388,22 @@ static void put_step(struct buf *b)
                       .tokens = &token,
                       .rows = row};
     assert_int_equal(frame_step_put(b, 1, &x, true, NULL), OK);
+}
+
+static void put_submit(struct buf *b, uint32_t rank)
+{
+    const int32_t token = 1;
+    struct sched_request r = {.tokens = &token, .n_tokens = 1, .n_predict = 1};
+    assert_int_equal(frame_submit_put(b, (uint64_t)rank << 48 | 5, &r, NULL), OK);
+}
+
+static void put_events(struct buf *b)
+{
+    struct frame_events w = {0};
+    frame_events_add(&w, &(struct frame_event){.request_id = 1ull << 48 | 5, .is_end = true, .reason = SCHED_STOP});
+    frame_events_end(&w);
+    buf_put(b, w.out.data, w.out.len);
+    buf_free(&w.out);
 }
 
 static void put_deed(struct buf *b, enum deed d, uint64_t step)
@@ -414,6 +437,28 @@ static void put_deed(struct buf *b, enum deed d, uint64_t step)
         frame_header_put(head, &(struct frame_header){.type = FRAME_FAIL, .length = 1, .step_id = step});
         buf_put(b, head, sizeof head);
         buf_put(b, "\0", 1);
+        break;
+    case SENDS_EVENTS:
+        put_events(b);
+        break;
+    case SENDS_REQUEST_OF_RANK_0:
+        put_submit(b, 0);
+        break;
+    case SENDS_REQUEST_OF_NO_RANK:
+        put_submit(b, 2);
+        break;
+    case SENDS_HALF_A_REQUEST:
+        frame_header_put(head, &(struct frame_header){.type = FRAME_SUBMIT, .length = 3, .request_id = 1ull << 48 | 5});
+        buf_put(b, head, sizeof head);
+        buf_put(b, "\1\0\0", 3);
+        break;
+    case SENDS_CANCEL_OF_RANK_0:
+        assert_int_equal(frame_cancel_put(b, 5, NULL), OK);
+        break;
+    case SENDS_CANCEL_WITH_MORE:
+        frame_header_put(head, &(struct frame_header){.type = FRAME_CANCEL, .length = 1, .request_id = 1ull << 48 | 5});
+        buf_put(b, head, sizeof head);
+        buf_put(b, "x", 1);
         break;
     case NEVER_ANSWERS:
     case DEED_COUNT:
