@@ -54,7 +54,8 @@ enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], str
     return OK;
 }
 
-static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id, struct err *e)
+static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id,
+                                 bool *bounded_rewind, struct err *e)
 {
     struct hparams h;
     char mine[DIGEST_HEX_SIZE], theirs[DIGEST_HEX_SIZE];
@@ -70,6 +71,7 @@ static enum err_code model_check(const struct gguf *g, const struct manifest *m,
     else if (model_id && memcmp(model_id, m->model_id, DIGEST_BYTES) != 0)
         rc = err_set(e, ERR_MISMATCH, "%s is another model: its id is %.16s..., the manifest's %.16s...", gguf_path(g),
                      digest_hex(model_id, mine), digest_hex(m->model_id, theirs));
+    *bounded_rewind = hparams_bounded_rewind(&h);
     hparams_fini(&h);
     return rc;
 }
@@ -113,7 +115,8 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
                         const uint8_t *model_id, const struct rank_options *o, struct err *e)
 {
     enum kv_type kv = KV_F16;
-    enum err_code rc = model_check(g, m, model_id, e);
+    bool bounded_rewind = false;
+    enum err_code rc = model_check(g, m, model_id, &bounded_rewind, e);
     if (rc == OK && o->kv)
         rc = kv_parse_type(o->kv, &kv, e);
     if (rc != OK)
@@ -133,7 +136,7 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
         .device_layers = o->device_layers,
         .no_repack = o->no_repack,
     };
-    *r = (struct rank){.rank = index};
+    *r = (struct rank){.rank = index, .bounded_rewind = bounded_rewind};
     rc = stage_open(g, &p, &r->stage, e);
     if (rc == OK && p.device && strcasecmp(p.device, "auto") == 0)
         say_device(index, stage_info(r->stage));
@@ -154,7 +157,11 @@ enum err_code rank_start(struct rank *r, const struct manifest *m, struct node_c
 {
     config->m = m;
     config->rank = r->rank;
-    config->stage = (struct ring_stage){.ctx = r->stage, .step = run_step, .sampling = set_sampling};
+    config->stage = (struct ring_stage){.ctx = r->stage,
+                                        .step = run_step,
+                                        .sampling = set_sampling,
+                                        .bounded_rewind = r->bounded_rewind,
+                                        .n_checkpoints = STAGE_DEFAULT_CHECKPOINTS};
     return node_start(config, &r->node, e);
 }
 

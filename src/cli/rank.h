@@ -54,6 +54,7 @@ enum err_code rank_identify(const struct rank_identity *w, struct manifest *m, s
                             uint32_t *index, struct err *e) KV_MUST_USE;
 
 struct rank {
+    bool bounded_rewind; /* see stage.h */
     uint32_t rank;
     struct stage *stage;
     struct node *node;

@@ -852,7 +852,10 @@ static enum err_code make_sched(struct node *n, struct err *e)
                                .n_vocab = m->n_vocab,
                                .n_batch = m->n_batch,
                                .max_steps = n->c.max_steps,
-                               .max_waiting = n->c.max_waiting};
+                               .max_waiting = n->c.max_waiting,
+                               .n_prefill = n->c.n_prefill,
+                               .bounded_rewind = n->c.stage.bounded_rewind,
+                               .n_checkpoints = n->c.stage.n_checkpoints};
     enum err_code rc = sched_new(&lim, &n->sched, e);
     return rc == OK ? remote_new(n->sched, n->entry, m->n_slots + n->c.max_waiting + 1, &n->remote, e) : rc;
 }

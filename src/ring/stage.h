@@ -19,6 +19,10 @@ struct ring_stage {
 
     /* Sampling parameters of the request that will use a slot next (last rank only; NULL elsewhere is fine). */
     enum err_code (*sampling)(void *ctx, uint32_t slot, const struct batch_sampling *s, struct err *e);
+
+    /* Of the whole model; the scheduler on rank 0 goes by it. */
+    bool bounded_rewind;    /* a slot goes back (BATCH_TRUNCATE) only to its checkpoints and to 0 */
+    uint32_t n_checkpoints; /* that all stages keep of a slot then */
 };
 
 #endif

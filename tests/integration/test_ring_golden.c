@@ -147,6 +147,7 @@ static void subject_close(struct subject *s)
 /* --- a ring of stages ---------------------------------------------------------------------------- */
 
 struct ring {
+    bool bounded_rewind;
     struct manifest m;
     struct manifest_rank rows[MAX_RANKS];
     struct key_secret key[MAX_RANKS];
@@ -200,7 +201,9 @@ static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
                             .listen_fd = fd,
                             .stage = {.ctx = r->stage[i],
                                       .step = i + 1 == m->n_ranks ? run_last_step : run_step,
-                                      .sampling = set_sampling}};
+                                      .sampling = set_sampling,
+                                      .bounded_rewind = r->bounded_rewind,
+                                      .n_checkpoints = STAGE_DEFAULT_CHECKPOINTS}};
     if (node_start(&c, &r->node[i], &e) != OK)
         fail_msg("rank %u: %s", i, e.msg);
 }
@@ -224,6 +227,7 @@ static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t
                              .n_batch = n_batch,
                              .n_ranks = n,
                              .ranks = r->rows};
+    r->bounded_rewind = hparams_bounded_rewind(&h);
     hparams_fini(&h);
     for (uint32_t i = 0; i < n; i++) {
         uint16_t port;
@@ -246,8 +250,10 @@ static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t
     current = r;
     for (uint32_t i = 0; i < n; i++)
         start_rank(r, g, i, fd[i]);
-    if (node_wait_ready(r->node[0], clock_deadline_ms(WAIT_MS), &e) != OK)
-        fail_msg("%s", e.msg);
+    for (uint32_t i = 0; i < n; i++) {
+        if (node_wait_ready(r->node[i], clock_deadline_ms(WAIT_MS), &e) != OK)
+            fail_msg("%s", e.msg);
+    }
     return r;
 }
 
@@ -294,7 +300,8 @@ static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_co
     pthread_mutex_unlock(&a->mutex);
 }
 
-static void ask_begin(struct ask *a, struct ring *r, const int32_t *prompt, size_t n, uint32_t n_predict)
+static void ask_begin_at(struct ask *a, struct ring *r, uint32_t rank, const int32_t *prompt, size_t n,
+                         uint32_t n_predict)
 {
     uint64_t id;
     struct err e;
@@ -308,8 +315,13 @@ static void ask_begin(struct ask *a, struct ring *r, const int32_t *prompt, size
                               .ctx = a,
                               .on_token = on_token,
                               .on_end = on_end};
-    if (node_submit(r->node[0], &q, &id, &e) != OK)
+    if (node_submit(r->node[rank], &q, &id, &e) != OK)
         fail_msg("%s", e.msg);
+}
+
+static void ask_begin(struct ask *a, struct ring *r, const int32_t *prompt, size_t n, uint32_t n_predict)
+{
+    ask_begin_at(a, r, 0, prompt, n, n_predict);
 }
 
 static void ask_end(struct ask *a)
@@ -409,7 +421,7 @@ static void test_sizes(void **state)
     subject_close(&s);
 }
 
-/* All cases at once, several times over: the sequences do not touch each other. */
+/* All cases at once, several times over, entering at all ranks: the sequences do not touch each other. */
 static void test_at_once(void **state)
 {
     struct subject s;
@@ -422,7 +434,7 @@ static void test_at_once(void **state)
     struct ring *r = ring_up(s.g, cuts, 3, 5, 32);
     for (size_t i = 0; i < 12; i++) {
         const struct request *q = &s.ask[i % s.n];
-        ask_begin(&a[i], r, q->prompt, q->n, (uint32_t)q->n_out);
+        ask_begin_at(&a[i], r, (uint32_t)(i + i / s.n) % 3, q->prompt, q->n, (uint32_t)q->n_out);
     }
     for (size_t i = 0; i < 12; i++) {
         const struct request *q = &s.ask[i % s.n];
