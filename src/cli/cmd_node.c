@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
- * kvasir node: one stage of a ring, until it is told to stop. With --status-fd it reports as JSON lines to whoever
- * started it (up, run).
+ * kvasir node: one stage of a ring, until it is told to stop, and with --http the API beside it. With --status-fd it
+ * reports as JSON lines to whoever started it (up, run).
  */
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/gen.h"
 #include "cli/rank.h"
+#include "cli/serve.h"
 #include "cli/signals.h"
 
 #include <poll.h>
@@ -18,14 +19,16 @@
 #define STATS_MS 1000
 
 struct node_command {
-    const char *model, *listen;
+    const char *model, *listen, *http;
     struct rank_identity who;
     struct rank_options rank;
-    uint32_t listen_fd, status_fd, warmup;
+    struct serve_options serve_options;
+    uint32_t listen_fd, status_fd, warmup, drain_s;
     /* while it runs */
     struct manifest m;
     struct key_secret secret;
     struct rank r;
+    struct serve serve;
     int signal_fd;
 };
 
@@ -76,6 +79,8 @@ static enum err_code load(struct node_command *c, uint32_t index, struct err *e)
     rc = rank_model_id(g, id, e);
     if (rc == OK)
         rc = rank_open(&c->r, g, &c->m, index, id, &c->rank, e);
+    if (rc == OK && c->http)
+        rc = serve_load(&c->serve, g, &c->serve_options, e);
     gguf_close(g);
     return rc;
 }
@@ -133,6 +138,20 @@ static void serve(struct node_command *c)
     }
 }
 
+static enum err_code start_api(struct node_command *c, uint32_t index, struct err *e)
+{
+    char line[64];
+    if (!c->http)
+        return OK;
+    enum err_code rc = serve_start(&c->serve, &c->serve_options, c->http, c->r.node, &c->m, index, e);
+    if (rc != OK)
+        return rc;
+    snprintf(line, sizeof line, "{\"event\":\"http\",\"port\":%u}\n", api_port(c->serve.api));
+    status(c, line);
+    log_info("node", "the API listens on %s, port %u", c->http, api_port(c->serve.api));
+    return OK;
+}
+
 static enum err_code run(struct node_command *c, struct err *e)
 {
     uint32_t index = 0;
@@ -162,17 +181,21 @@ static enum err_code run(struct node_command *c, struct err *e)
     if (rc != OK)
         return rc;
     status(c, "{\"event\":\"loaded\"}\n");
+    rc = start_api(c, index, e);
+    if (rc != OK)
+        return rc;
     if (c->m.n_ranks == 1) /* no probe has to go around */
         on_event(c, &(struct node_event){.type = NODE_READY});
     log_info("node", "rank=%u window=[%u,%u) serving", index, c->m.ranks[index].first, c->m.ranks[index].end);
     serve(c);
+    serve_drain(&c->serve, c->r.node, c->signal_fd, clock_deadline_ms(c->drain_s * 1000));
     put_stats(c);
     return OK;
 }
 
 int cmd_node(int argc, char **argv, const struct command *cmd)
 {
-    struct node_command c = {.listen_fd = NO_FD, .status_fd = NO_FD, .signal_fd = -1};
+    struct node_command c = {.listen_fd = NO_FD, .status_fd = NO_FD, .signal_fd = -1, .drain_s = SERVE_DRAIN_S};
     const struct opt opts[] = {
         RANK_IDENTITY_ROWS(c.who),
         {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: as in the manifest)", &c.listen, 0, 0},
@@ -182,6 +205,10 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
         {"device", 'd', OPT_STRING, "NAME", "device: cpu, auto, vulkan0, ... (default: as in the manifest)",
          &c.rank.device, 0, 0},
         RANK_OPTION_ROWS(c.rank),
+        {"http", 0, OPT_STRING, "ADDR", "serve the HTTP API and the chat page on host:port", &c.http, 0, 0},
+        SERVE_OPTION_ROWS(c.serve_options),
+        {"drain", 0, OPT_U32, "S", "when told to stop, let running requests end for S seconds (default: 10)",
+         &c.drain_s, 0, 3600},
         {0},
     };
     int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
@@ -191,7 +218,9 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "%s is needed", c.who.manifest ? "--key" : "--manifest");
     struct err e;
     enum err_code code = run(&c, &e);
+    serve_stop(&c.serve);
     rank_close(&c.r);
+    serve_fini(&c.serve);
     manifest_fini(&c.m);
     key_wipe(&c.secret);
     if (c.signal_fd >= 0)

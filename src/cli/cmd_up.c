@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * kvasir up: a ring of node processes on this machine, kept up until Ctrl-C or until one of them dies.
+ * kvasir up: a ring of node processes on this machine, each of which serves the API, kept up until Ctrl-C or until one
+ * of them dies.
  */
 #include "base/clock.h"
 #include "cli/commands.h"
@@ -19,11 +20,13 @@
 
 #define RING_WAIT_MS 120000u
 #define SHOW_MS      1000u
+#define UP_SLOTS     4u
 
 struct up_command {
     const char *model;
     struct layout_options layout;
     struct rank_options rank;
+    struct serve_options serve;
     uint32_t port;
     /* while it runs */
     char default_model[PATH_MAX];
@@ -71,6 +74,9 @@ static enum err_code start(struct up_command *c, struct err *e)
     c->ring.model = c->model;
     c->ring.options = c->rank;
     c->ring.warmup = 32;
+    c->ring.http = true;
+    c->ring.http_port = c->port;
+    c->ring.serve = c->serve;
     rc = local_make(&c->ring, &m, id, e);
     for (uint32_t i = 0; rc == OK && i < c->ring.m.n_ranks; i++) {
         rank_print_row(stderr, &c->ring.m, i);
@@ -79,10 +85,19 @@ static enum err_code start(struct up_command *c, struct err *e)
     return rc;
 }
 
+static bool all_listen(const struct up_command *c)
+{
+    for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
+        if (c->ring.child[i].http_port == 0)
+            return false;
+    }
+    return true;
+}
+
 static enum err_code wait_whole(struct up_command *c, struct err *e)
 {
     uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
-    while (!c->ring.child[0].whole) {
+    while (!c->ring.child[0].whole || !all_listen(c)) {
         enum err_code rc = wait_some(c, 100, e);
         if (rc != OK)
             return rc;
@@ -136,7 +151,10 @@ static enum err_code run(struct up_command *c, struct err *e)
     if (rc != OK)
         return rc;
     printf("ring up: %s, %u ranks, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks, c->ring.m.n_ctx);
-    printf("API: http://127.0.0.1:%u/v1 (reserved: this version does not serve it yet)\n", c->port);
+    printf("API: http://127.0.0.1:%u/v1 (in a browser: http://127.0.0.1:%u/)\n", c->ring.child[0].http_port,
+           c->ring.child[0].http_port);
+    for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
+        printf("     http://127.0.0.1:%u/v1 (rank %u)\n", c->ring.child[i].http_port, i);
     fflush(stdout);
     return watch(c, e);
 }
@@ -157,7 +175,9 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
     const struct opt opts[] = {
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
-        {"port", 0, OPT_U32, "N", "port of the HTTP API (default: 8080)", &c.port, 1, 65535},
+        {"port", 0, OPT_U32, "N", "port of rank 0's HTTP API, the other ranks follow (default: 8080; 0: any)", &c.port,
+         0, 65535},
+        SERVE_OPTION_ROWS(c.serve),
         {0},
     };
     uint32_t n_pos;
@@ -166,6 +186,8 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
         return rc;
     c.layout.kv = c.rank.kv;
     c.layout.local = true;
+    if (c.layout.n_slots == 0)
+        c.layout.n_slots = UP_SLOTS;
     struct err e;
     enum err_code code = run(&c, &e);
     local_stop(&c.ring);

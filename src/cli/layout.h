@@ -27,7 +27,7 @@ struct layout_options {
         {"layers", 'l', OPT_STRING, "A:B,B:C", "the windows themselves, for example 0:2,2:5", &(o).layers, 0, 0},      \
         {"ctx",      'c', OPT_U32, "N", "positions per sequence (default: what fits, at most 4096)",                   \
          &(o).n_ctx, 1,   1u << 24},                                                                                   \
-        {"slots", 's', OPT_U32, "N", "sequences at once (default: 1)", &(o).n_slots, 1, 1024},                         \
+        {"slots", 's', OPT_U32, "N", "sequences at once (default: 1; of up: 4)", &(o).n_slots, 1, 1024},               \
         {"batch", 'b', OPT_U32, "N", "most tokens of one step (default: 512)", &(o).n_batch, 1, 4096},                 \
         {"device",                                                                                                     \
          'd',                                                                                                          \

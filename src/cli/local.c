@@ -120,11 +120,34 @@ static void become_child(char *const *argv, int status_fd, int stderr_fd, int li
     _exit(127);
 }
 
+/* Appends to argv what makes the child serve the API; returns its new length. */
+static size_t add_http(const struct local_ring *l, uint32_t rank, char *addr, size_t size, const char **argv, size_t n)
+{
+    if (!l->http)
+        return n;
+    const struct {
+        const char *name, *value;
+    } more[] = {{"--http", addr},
+                {"--drain", "2"},
+                {"--api-keys", l->serve.keys},
+                {"--cors", l->serve.cors},
+                {"--access-log", l->serve.access_log},
+                {"--chat-template", l->serve.chat_template}};
+    snprintf(addr, size, "127.0.0.1:%u", l->http_port ? l->http_port + rank : 0);
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        if (more[i].value) {
+            argv[n++] = more[i].name;
+            argv[n++] = more[i].value;
+        }
+    }
+    return n;
+}
+
 enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
 {
     struct local_child *c = &l->child[rank];
     char manifest[PATH_MAX], key[PATH_MAX], signer[KEY_TEXT_SIZE], threads[16], status[16], listen[16], warmup[16],
-        layers[16];
+        layers[16], http[32];
     int sp[2], ep[2];
     path_in(l, manifest, "ring.json");
     key_path(l, key, rank);
@@ -142,7 +165,7 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
     snprintf(status, sizeof status, "%d", sp[1]);
     snprintf(listen, sizeof listen, "%d", l->listen_fds[rank]);
     snprintf(warmup, sizeof warmup, "%u", l->warmup);
-    const char *argv[24] = {
+    const char *argv[40] = {
         "kvasir", "node", l->model,    "--manifest", manifest,      "--signer", key_text(&l->signer, signer),
         "--key",  key,    "--threads", threads,      "--status-fd", status};
     size_t n = 13;
@@ -165,6 +188,7 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
         argv[n++] = "--warmup";
         argv[n++] = warmup;
     }
+    n = add_http(l, rank, http, sizeof http, argv, n);
     pid_t parent = getpid(), pid = fork();
     if (pid == 0)
         become_child((char *const *)(uintptr_t)argv, sp[1], ep[1], l->listen_fds[rank], parent);
@@ -207,6 +231,8 @@ static void on_status(struct local_child *c, const char *line, size_t len)
         c->whole = true;
     } else if (strcmp(event, "lost") == 0) {
         c->whole = false;
+    } else if (strcmp(event, "http") == 0) {
+        c->http_port = (uint16_t)number(o, "port");
     } else if (strcmp(event, "rate") == 0) {
         c->rate = (float)yyjson_get_num(yyjson_obj_get(o, "tok_per_s"));
     } else if (strcmp(event, "stats") == 0) {

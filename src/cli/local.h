@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "cli/rank.h"
+#include "cli/serve.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -18,8 +19,9 @@ struct local_child {
     pid_t pid;                /* 0: not started, or already waited for */
     int status_fd, stderr_fd; /* -1: closed */
     struct buf status_in, stderr_in;
-    bool loaded; /* its stage is loaded and it listens */
-    bool whole;  /* rank 0: a probe went around */
+    bool loaded;        /* its stage is loaded and it listens */
+    bool whole;         /* rank 0: a probe went around */
+    uint16_t http_port; /* of its API; 0: not yet */
     bool exited;
     int exit_status;    /* as waitpid gives it */
     char last_log[256]; /* its last line on stderr */
@@ -37,6 +39,9 @@ struct local_ring {
     char dir[PATH_MAX];
     struct local_child *child; /* [n_ranks] */
     uint32_t warmup;           /* tokens rank 0 generates once the ring is whole */
+    bool http;                 /* each rank serves the API on 127.0.0.1 */
+    uint32_t http_port;        /* of rank 0, the others follow; 0: any */
+    struct serve_options serve;
 };
 
 /* Takes the manifest over (also on failure) and completes it: ids, keys, ports; writes it. */
