@@ -339,6 +339,13 @@ static bool is_origin(const char *s)
            (text_printable(s, strlen(s)) && strstr(s, "://") && !strchr(s, ' ') && !strchr(s, ','));
 }
 
+static void set_server(struct api *a, struct http_server *server)
+{
+    pthread_mutex_lock(&a->mutex);
+    a->http = server;
+    pthread_mutex_unlock(&a->mutex);
+}
+
 enum err_code api_start(const struct api_config *config, struct api **out, struct err *e)
 {
     enum err_code rc = OK;
@@ -361,12 +368,14 @@ enum err_code api_start(const struct api_config *config, struct api **out, struc
         rc = api_access_open(config->access_log, &a->log_fd, e);
     struct http_config http = {
         .addr = config->addr, .ctx = a, .on_request = on_request, .on_gone = on_gone, .on_wake = on_wake};
+    struct http_server *server = NULL;
     if (rc == OK)
-        rc = http_start(&http, &a->http, e);
+        rc = http_start(&http, &server, e);
     if (rc != OK) {
         api_free(a);
         return rc;
     }
+    set_server(a, server);
     *out = a;
     return OK;
 }
@@ -375,7 +384,9 @@ void api_stop(struct api *a)
 {
     if (!a)
         return;
-    http_stop(a->http);
+    struct http_server *server = a->http;
+    set_server(a, NULL); /* the ring wakes nobody any more */
+    http_stop(server);
     api_close_calls(a);
     if (a->calls) { /* freeing what the ring may still write to would be worse than keeping it */
         log_error("api", "the ring has not ended %u texts", a->n_live);

@@ -19,17 +19,19 @@
 
 /* --- from the ring's threads ---------------------------------------------------------------------- */
 
-/* With the mutex; true: the loop does not know yet that there is something. */
-static bool mark_ready(struct api_choice *ch)
+/* With the mutex. The loop is woken unless it knows already that there is something; it may not be there yet, or not
+ * any more. */
+static void mark_ready(struct api_choice *ch)
 {
     struct api *a = ch->call->a;
     bool first = a->ready == NULL;
     if (ch->is_ready)
-        return false;
+        return;
     ch->is_ready = true;
     ch->next_ready = a->ready;
     a->ready = ch;
-    return first;
+    if (first && a->http)
+        http_wake(a->http);
 }
 
 static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
@@ -50,10 +52,8 @@ static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
         ch->in[ch->n_in++] = *r;
     else
         ch->lost_token = true;
-    bool wake = mark_ready(ch);
+    mark_ready(ch);
     pthread_mutex_unlock(&a->mutex);
-    if (wake)
-        http_wake(a->http);
 }
 
 static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
@@ -66,11 +66,9 @@ static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_co
     ch->reason = reason;
     ch->code = code;
     snprintf(ch->why, sizeof ch->why, "%s", text ? text : "");
-    bool wake = mark_ready(ch);
+    mark_ready(ch);
     pthread_cond_broadcast(&a->cond);
     pthread_mutex_unlock(&a->mutex);
-    if (wake)
-        http_wake(a->http);
 }
 
 /* --- calls --------------------------------------------------------------------------------------- */

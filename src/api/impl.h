@@ -117,7 +117,6 @@ struct api {
     struct api_limits lim;
     char model_id[DIGEST_HEX_SIZE];
     char model_name[MANIFEST_TEXT_SIZE];
-    struct http_server *http;
     struct api_keys *keys; /* NULL: open */
     int log_fd;            /* -1: none */
     time_t started;
@@ -130,7 +129,8 @@ struct api {
     struct api_metrics metrics;
 
     pthread_mutex_t mutex;
-    pthread_cond_t cond; /* n_attached has become 0 */
+    pthread_cond_t cond;      /* n_attached has become 0 */
+    struct http_server *http; /* NULL before it has started and once it stops; guarded */
     struct api_choice *ready;
     uint32_t n_attached; /* calls with a client; guarded */
     atomic_bool draining;
