@@ -73,9 +73,14 @@ static void service(struct http_conn *c, short revents)
 
 /* What lws has read beyond the request must not be looked at before the response is out: held back, it is not. That is
  * also how it is known: lws would want to be run at once for the bytes of this one, the only one not held back. */
+static bool lws_has_leftover(const struct http_server *s)
+{
+    return lws_service_adjust_timeout(s->lws, 1, 0) == 0;
+}
+
 static void hold_leftover(struct http_conn *c)
 {
-    c->leftover = lws_service_adjust_timeout(c->s->lws, 1, 0) == 0;
+    c->leftover = lws_has_leftover(c->s);
     if (c->leftover)
         lws_rx_flow_control(c->wsi, 0);
 }
@@ -171,11 +176,11 @@ static void next_request(struct http_conn *c)
     if (keep && c->leftover)
         lws_rx_flow_control(c->wsi, 1);
     if (keep && lws_http_transaction_completed(c->wsi) == 0) {
-        const bool leftover = c->leftover;
+        service(c, LWS_POLLOUT); /* this is when lws begins anew */
+        const bool leftover = c->leftover && c->wsi && lws_has_leftover(s);
         c->leftover = false;
         c->state = leftover ? CONN_READING : CONN_IDLE;
         c->deadline_ns = clock_deadline_ms(leftover ? s->config.head_ms : s->config.idle_ms);
-        service(c, LWS_POLLOUT); /* this is when lws begins anew */
         if (leftover) {
             c->replay = true;
             service(c, LWS_POLLIN);

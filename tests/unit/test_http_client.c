@@ -264,7 +264,9 @@ static void *odd_main(void *arg)
     const struct odd *o = arg;
     char data[4096];
     const int fd = accept(o->fd, NULL, NULL);
-    if (fd >= 0 && recv(fd, data, sizeof data, 0) > 0)
+    if (fd < 0)
+        return NULL;
+    if (recv(fd, data, sizeof data, 0) > 0)
         send(fd, o->text, strlen(o->text), MSG_NOSIGNAL);
     close(fd);
     return NULL;
