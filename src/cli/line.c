@@ -156,6 +156,7 @@ static enum line_got read_edited(struct line_input *l, struct buf *out)
 {
     int n = 0;
     l->woke = LINE_END;
+    el_set(l->el, EL_PREP_TERM, 1); /* before the prompt shows: keys that come at once are for the editor */
     const char *text = el_gets(l->el, &n);
     if (!text || n <= 0) {
         fputs(l->woke == LINE_INTERRUPT ? "^C\n" : "\n", stdout);
@@ -237,9 +238,9 @@ static enum err_code open_editor(struct line_input *l, const char *name, struct 
 enum err_code line_open(int signal_fd, const char *history, struct line_input **out, struct err *e)
 {
     struct line_input *l = calloc(1, sizeof *l);
-    enum err_code rc = l ? OK : err_set(e, ERR_NOMEM, "out of memory");
-    if (rc != OK)
-        return rc;
+    enum err_code rc = OK;
+    if (!l)
+        return err_set(e, ERR_NOMEM, "out of memory");
     l->signal_fd = signal_fd;
     if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO))
         rc = open_editor(l, history, e);

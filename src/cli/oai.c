@@ -209,7 +209,7 @@ enum err_code oai_first_model(const struct oai *o, char out[OAI_NAME_SIZE], stru
         yyjson_val *list = yyjson_obj_get(yyjson_doc_get_root(doc), "data");
         const char *id = yyjson_get_str(yyjson_obj_get(yyjson_arr_get_first(list), "id"));
         if (id && strlen(id) < OAI_NAME_SIZE)
-            strcpy(out, id);
+            memcpy(out, id, strlen(id) + 1);
         else
             rc = err_set(e, ERR_FORMAT, "%s/models lists no model: is this the URL of an OpenAI-compatible API?",
                          o->base);

@@ -425,7 +425,8 @@ static void a_ring_of_ours_answers_and_tells_its_state(void **state)
                                                                                     NULL};
     assert_true(proc_start(&up, start, env, -1));
     if (!proc_until(&up, PROC_OUT, "API: ", 3 * WAIT_MS))
-        fail_msg("it does not come up: %s", proc_text(&up, PROC_ERR));
+        fail_msg("it does not come up (%s, status %d): %s", up.pid ? "runs" : "ended", up.status,
+                 proc_text(&up, PROC_ERR));
     finish(&p, ask, 0);
     const char *want = g.cases[i].greedy_text.data;
     assert_string_equal(proc_text(&p, PROC_OUT), want + (*want == ' ')); /* an answer is a text of its own */

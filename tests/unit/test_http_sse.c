@@ -126,9 +126,10 @@ static void lines_and_events_have_a_limit(void **state)
     assert_non_null(strstr(e.msg, "line"));
     sse_fini(&one_line);
     struct sse one_event = {.ctx = &seen, .on_event = on_event};
-    memcpy(half, "data:", 5);
+    assert_int_equal(sse_feed(&one_event, "data:", 5, &e), OK);
     half[n - 1] = '\n';
     assert_int_equal(sse_feed(&one_event, half, n, &e), OK);
+    assert_int_equal(sse_feed(&one_event, "data:", 5, &e), OK);
     assert_int_equal(sse_feed(&one_event, half, n, &e), ERR_LIMIT);
     assert_non_null(strstr(e.msg, "event"));
     sse_fini(&one_event);
