@@ -252,11 +252,13 @@ static bool add_stop(struct parser *p, const char *param, yyjson_val *v)
     if (len > API_MAX_STOP_LEN)
         return api_fail(p->x, 400, "invalid_value", param, "\"%s\" has %zu bytes, more than %u", param, len,
                         API_MAX_STOP_LEN);
-    char *copy = malloc(len);
-    if (!copy)
+    struct api_text *stop = &q->stop[q->n_stop];
+    stop->text = malloc(len);
+    if (!stop->text)
         return no_memory(p);
-    memcpy(copy, yyjson_get_str(v), len);
-    q->stop[q->n_stop++] = (struct api_text){copy, len};
+    memcpy(stop->text, yyjson_get_str(v), len);
+    stop->len = len;
+    q->n_stop++;
     return true;
 }
 

@@ -28,9 +28,9 @@ static void put_usage(const struct api_call *call, struct buf *out)
     uint64_t n = 0;
     for (uint32_t i = 0; i < call->n_choices; i++)
         n += call->choice[i].n_tok;
+    uint64_t total = call->n_prompt_tok + n;
     buf_printf(out, "\"usage\":{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu}",
-               (unsigned long long)call->n_prompt_tok, (unsigned long long)n,
-               (unsigned long long)(call->n_prompt_tok + n));
+               (unsigned long long)call->n_prompt_tok, (unsigned long long)n, (unsigned long long)total);
 }
 
 /* --- log probabilities --------------------------------------------------------------------------- */

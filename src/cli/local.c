@@ -120,11 +120,11 @@ static void become_child(char *const *argv, int status_fd, int stderr_fd, int li
     _exit(127);
 }
 
-/* Appends to argv what makes the child serve the API; returns its new length. */
-static size_t add_http(const struct local_ring *l, uint32_t rank, char *addr, size_t size, const char **argv, size_t n)
+/* Appends to argv what makes the child serve the API. */
+static void add_http(const struct local_ring *l, uint32_t rank, char *addr, size_t size, const char **argv, size_t n)
 {
     if (!l->http)
-        return n;
+        return;
     const struct {
         const char *name, *value;
     } more[] = {{"--http", addr},
@@ -140,7 +140,6 @@ static size_t add_http(const struct local_ring *l, uint32_t rank, char *addr, si
             argv[n++] = more[i].value;
         }
     }
-    return n;
 }
 
 enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
@@ -188,7 +187,7 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
         argv[n++] = "--warmup";
         argv[n++] = warmup;
     }
-    n = add_http(l, rank, http, sizeof http, argv, n);
+    add_http(l, rank, http, sizeof http, argv, n);
     pid_t parent = getpid(), pid = fork();
     if (pid == 0)
         become_child((char *const *)(uintptr_t)argv, sp[1], ep[1], l->listen_fds[rank], parent);

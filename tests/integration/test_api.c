@@ -404,7 +404,10 @@ static void test_logprobs_are_the_logits(void **state)
         snprintf(pointer, sizeof pointer, "/choices/0/logprobs/content/%u/bytes", i);
         size_t k, max;
         yyjson_val *v;
-        yyjson_arr_foreach(at(d, pointer), k, max, v) buf_put_u8(&bytes, (uint8_t)yyjson_get_uint(v));
+        yyjson_arr_foreach(at(d, pointer), k, max, v)
+        {
+            buf_put_u8(&bytes, (uint8_t)yyjson_get_uint(v));
+        }
         assert_int_equal(bytes.len, piece.len);
         assert_memory_equal(bytes.data, piece.data, piece.len);
         buf_free(&piece);

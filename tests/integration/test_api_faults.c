@@ -127,7 +127,7 @@ static void test_too_many_get_429(void **state)
     }
     assert_true(three);
     late = call(r, 0, "POST", CHATS, NULL, "{" HI "}");
-    assert_true(atoi(web_header(&late, "retry-after")) >= 1);
+    assert_true(strtol(web_header(&late, "retry-after"), NULL, 10) >= 1);
     must_fail(&late, 429, "rate_limit_exceeded", "at most 3");
     fails(r, "POST", CHATS, NULL, "{" HI ",\"n\":4}", 400, "invalid_value", "4 choices");
     atomic_store(&r->hold, false);

@@ -44,7 +44,8 @@ static void look_at_head(struct web *w)
     if (w->body_at || !end)
         return;
     w->body_at = (size_t)(end - (const char *)w->raw.data) + 4;
-    sscanf(buf_str(&w->raw), "HTTP/1.1 %u", &w->status);
+    if (strncmp(buf_str(&w->raw), "HTTP/1.1 ", 9) == 0)
+        w->status = (unsigned)strtoul(buf_str(&w->raw) + 9, NULL, 10);
     const char *coding = web_header(w, "transfer-encoding");
     w->chunked = coding && strcasecmp(coding, "chunked") == 0;
 }
