@@ -854,6 +854,7 @@ static enum err_code make_sched(struct node *n, struct err *e)
                                .max_steps = n->c.max_steps,
                                .max_waiting = n->c.max_waiting,
                                .n_prefill = n->c.n_prefill,
+                               .step_cost = n->c.step_cost,
                                .bounded_rewind = n->c.stage.bounded_rewind,
                                .n_checkpoints = n->c.stage.n_checkpoints};
     enum err_code rc = sched_new(&lim, &n->sched, e);

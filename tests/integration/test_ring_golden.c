@@ -199,6 +199,7 @@ static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
                             .rank = i,
                             .secret = &r->key[i],
                             .listen_fd = fd,
+                            .max_steps = MAX_RANKS, /* whatever the number of ranks: prompts are cut alike */
                             .stage = {.ctx = r->stage[i],
                                       .step = i + 1 == m->n_ranks ? run_last_step : run_step,
                                       .sampling = set_sampling,
