@@ -268,6 +268,42 @@ static void sequences_of_different_lengths_share_a_step(void **state)
     gguf_close(g);
 }
 
+/* Steps of all lengths one after the other: what a step gives does not depend on which steps were before it. (Inputs of
+ * a graph once overlapped when its memory was laid out for a step of another length.) */
+static void lengths_of_steps_do_not_disturb_each_other(void **state)
+{
+    const char *stem = *state;
+    struct gguf *g = open_fixture(stem);
+    struct stage_params p = run_params();
+    struct err e;
+    p.first = 2;
+    p.end = 4;
+    p.n_slots = 1;
+    struct run used;
+    int32_t ids[64];
+    open_run(&used, g, &p);
+    run_ids(ids, 64, used.info->n_vocab, 40);
+    for (uint32_t round = 0; round < 40; round++) {
+        uint32_t a = 1 + (uint32_t)(hash_mix64(round) % 31), b = 1 + (uint32_t)(hash_mix64(round + 1000) % 31);
+        struct run fresh, *both[2] = {&used, &fresh};
+        size_t row = used.info->n_embd;
+        open_run(&fresh, g, &p);
+        for (int k = 0; k < 2; k++) {
+            for (size_t i = 0; i < (a + b) * row; i++)
+                both[k]->b.rows[i] = (float)hash_uniform(round, i) - 0.5f;
+            assert_int_equal(run_feed(both[k], 0, ids, a, BATCH_RESET, &e), OK);
+            for (size_t i = 0; i < b * row; i++)
+                both[k]->b.rows[i] = (float)hash_uniform(round + 100, i) - 0.5f;
+            assert_int_equal(run_feed(both[k], 0, ids + a, b, 0, &e), OK);
+        }
+        if (memcmp(used.b.rows, fresh.b.rows, b * row * sizeof(float)) != 0)
+            fail_msg("%s: steps of %u and %u tokens after others differ from the same in a new stage", stem, a, b);
+        run_close(&fresh);
+    }
+    run_close(&used);
+    gguf_close(g);
+}
+
 /* --- quantized caches --------------------------------------------------------------------------------------------- */
 
 static void quantized_caches_stay_close(void **state)
@@ -375,6 +411,9 @@ int main(void)
         WITH(sequences_of_different_lengths_share_a_step, "qwen3moe-f32"),
         WITH(sequences_of_different_lengths_share_a_step, "qwen35moe-f32"),
         WITH(sequences_of_different_lengths_share_a_step, "gemma3-f32"),
+        WITH(lengths_of_steps_do_not_disturb_each_other, "qwen3-f32"),
+        WITH(lengths_of_steps_do_not_disturb_each_other, "qwen35moe-f32"),
+        WITH(lengths_of_steps_do_not_disturb_each_other, "gemma3-f32"),
         WITH(quantized_caches_stay_close, "qwen3-f32"),
         WITH(quantized_caches_stay_close, "qwen35-f32"),
         WITH(quantized_caches_stay_close, "gemma3-f32"),
