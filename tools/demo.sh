@@ -6,22 +6,11 @@
 set -eu
 cd "$(dirname -- "$0")/.."
 
-PROMPT='It was a cold morning in the village, and the old sailor'
-SEED=7
-TOKENS=160
+PROMPT='Emma was very happy to see her friend, and'
+SEED=4
+TOKENS=120
 
 kvasir=build/release/kvasir
-model=models/huginn.gguf
-if [ ! -r "$model" ]; then
-    PROMPT='Once upon a time'
-    model=../shared/models/stories260K-F32.gguf
-fi
-if [ ! -r "$model" ]; then
-    model=build/demo/random.gguf
-    mkdir -p build/demo
-    [ -r "$model" ] || build/release/tests/make_model "$model" --name "random demo" --vocab 4096 >/dev/null
-    echo "demo: no trained model here: this one has random weights, so its words mean nothing" >&2
-fi
 
 own= # a prompt of the user's own
 for arg in "$@"; do
@@ -29,14 +18,10 @@ for arg in "$@"; do
     -p* | -f* | --pro* | --fi*) own=1 ;;
     esac
 done
-set -- --stages 4 -n "$TOKENS" --temp 0.8 --seed "$SEED" --report "$@"
+set -- --stages 4 -n "$TOKENS" --temp 0.8 --top-p 0.9 --min-p 0.1 --seed "$SEED" --report "$@"
 [ -n "$own" ] || set -- -p "$PROMPT" "$@"
-if [ "$model" = models/huginn.gguf ]; then
-    unset KVASIR_MODEL # it is what run takes when no model is named
-    set -- run "$@"
-else
-    set -- run "$model" "$@"
-fi
+unset KVASIR_MODEL # the shipped model is what run takes when none is named
+set -- run "$@"
 
 printf '$ kvasir' >&2
 for arg in "$@"; do

@@ -255,7 +255,9 @@ static void on_log(const struct local_ring *l, uint32_t rank, const char *line, 
 {
     struct local_child *c = &l->child[rank];
     snprintf(c->last_log, sizeof c->last_log, "%.*s", (int)len, line);
-    fprintf(stderr, "rank %u: %.*s\n", rank, (int)len, line);
+    /* While all of them end, each sees its neighbours go: nobody needs to know. */
+    if (!l->stopping || !memmem(line, len, "[ring] ERR_CLOSED", 17))
+        fprintf(stderr, "rank %u: %.*s\n", rank, (int)len, line);
 }
 
 /* Reads a pipe and hands out its whole lines; false at its end. */
@@ -372,6 +374,7 @@ void local_stop(struct local_ring *l)
     struct pollfd *fds = calloc(2 * (size_t)l->m.n_ranks + 1, sizeof *fds);
     uint64_t deadline = clock_deadline_ms(STOP_MS), last = clock_deadline_ms(2 * STOP_MS);
     bool killed = false;
+    l->stopping = true;
     signal_all(l, SIGTERM);
     while (fds && any_left(l) && clock_now_ns() < last) {
         uint32_t n = local_poll(l, fds);

@@ -38,6 +38,7 @@ struct local_ring {
     int *listen_fds; /* [n_ranks], -1: handed over */
     char dir[PATH_MAX];
     struct local_child *child; /* [n_ranks] */
+    bool stopping;             /* local_stop has begun */
     uint32_t warmup;           /* tokens rank 0 generates once the ring is whole */
     bool http;                 /* each rank serves the API on 127.0.0.1 */
     uint32_t http_port;        /* of rank 0, the others follow; 0: any */

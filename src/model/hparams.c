@@ -201,8 +201,9 @@ static enum err_code read_recurrent(struct keys *k, struct hparams *h, uint32_t 
     if (!gguf_has(k->g, key_of(k, "attention.recurrent_layers")))
         return OK;
     uint32_t *given = calloc(n_all, sizeof *given);
-    rc = given ? gguf_u32_per_block(k->g, key_of(k, "attention.recurrent_layers"), n_all, given, e)
-               : err_set(e, ERR_NOMEM, "out of memory");
+    if (!given)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    rc = gguf_u32_per_block(k->g, key_of(k, "attention.recurrent_layers"), n_all, given, e);
     for (uint32_t i = 0; rc == OK && i < h->n_block; i++)
         h->kind[i] = given[i] ? BLOCK_RECURRENT : BLOCK_FULL;
     free(given);
@@ -246,13 +247,15 @@ static enum err_code read_heads(struct keys *k, struct hparams *h, uint32_t n_al
     /* the widths of a model whose blocks all have experts need not be there */
     static const uint32_t none[HPARAMS_MAX_BLOCKS];
     bool recurrent = h->ssm.state > 0;
+    if (!h->n_head || !h->n_head_kv || !h->n_ff || !h->kind)
+        return err_set(e, ERR_NOMEM, "out of memory");
     enum err_code rc = per_block(k, "attention.head_count", n_all, 1, 4096, NULL, h->n_head, e);
     if (rc == OK)
         rc = per_block(k, "attention.head_count_kv", n_all, recurrent ? 0 : 1, 4096, h->n_head, h->n_head_kv, e);
     if (rc == OK)
         rc = per_block(k, "feed_forward_length", n_all, h->n_expert ? 0 : 1, 1u << 24, h->n_expert ? none : NULL,
                        h->n_ff, e);
-    uint32_t first = h->n_head ? h->n_head[0] : 0;
+    uint32_t first = rc == OK && h->n_head[0] > 0 ? h->n_head[0] : 1;
     for (uint32_t i = 0; rc == OK && i < n_all; i++) {
         if (h->kind[i] != BLOCK_RECURRENT && (h->n_head_kv[i] == 0 || h->n_head[i] % h->n_head_kv[i] != 0))
             rc = err_set(e, ERR_RANGE, "block %u: %u heads cannot share %u key/value heads evenly", i, h->n_head[i],
@@ -291,7 +294,7 @@ static enum err_code read_all(struct keys *k, struct hparams *h, struct err *e)
     h->n_head_kv = calloc(n_all, sizeof *h->n_head_kv);
     h->n_ff = calloc(n_all, sizeof *h->n_ff);
     h->kind = calloc(n_all, sizeof *h->kind);
-    if (!h->n_head || !h->n_head_kv || !h->n_ff || !h->kind)
+    if (!h->kind)
         return err_set(e, ERR_NOMEM, "out of memory");
     rc = read_experts(k, h, e);
     if (rc == OK)

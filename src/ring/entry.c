@@ -252,7 +252,7 @@ enum err_code entry_submit(struct entry *en, struct edges *x, const struct sched
 bool entry_cancel(struct entry *en, uint64_t id)
 {
     struct buf out = {0};
-    struct err why;
+    struct err why = {0};
     bool sent = true;
     pthread_mutex_lock(&en->mutex);
     struct edges *x = en->edges;

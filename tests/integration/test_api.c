@@ -372,7 +372,7 @@ static double logprob_of(const float *logits, uint32_t n, int32_t token)
         max = logits[i] > max ? logits[i] : max;
     for (uint32_t i = 0; i < n; i++)
         sum += exp(logits[i] - max);
-    return logits[token] - max - log(sum);
+    return logits[token] - max - (sum > 0 ? log(sum) : 0);
 }
 
 static void test_logprobs_are_the_logits(void **state)

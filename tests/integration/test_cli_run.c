@@ -158,8 +158,7 @@ static void test_text_of_the_demo_model(void **state)
     char model[PATH_MAX], words[PATH_MAX + 128];
     static const char *const sampling[] = {"--temp 0 -n 200", "--temp 0.8 --seed 7 -n 120"};
     static const char *const how[] = {"--stages 1", "--stages 2", "--stages 4", "--stages 8", "--layers 0:1,1:5,5:8"};
-    if (!test_demo_model(model))
-        skip();
+    test_demo_model(model);
     for (size_t i = 0; i < sizeof sampling / sizeof *sampling; i++) {
         snprintf(words, sizeof words, "run %s -p Once --threads 1 %s", model, sampling[i]);
         char *want = text_of(words);

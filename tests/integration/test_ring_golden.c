@@ -113,8 +113,7 @@ static bool subject_open(const struct model *m, struct subject *s)
     struct err e;
     *s = (struct subject){.m = m};
     if (!m->golden) {
-        if (!test_demo_model(path))
-            return false;
+        test_demo_model(path);
     } else {
         char ref[128];
         snprintf(name, sizeof name, "%s%s%s.gguf", m->dir ? m->dir : "", m->dir ? "/" : "", m->file);

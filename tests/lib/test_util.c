@@ -38,10 +38,7 @@ bool test_have_shared(const char *name)
 
 const char *test_demo_model(char out[PATH_MAX])
 {
-    if (access(join(KV_MODELS, "huginn.gguf", out), R_OK) == 0)
-        return out;
-    printf("skipped: %s is not here\n", out);
-    return NULL;
+    return join(KV_MODELS, "huginn.gguf", out);
 }
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *f)

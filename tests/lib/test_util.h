@@ -20,7 +20,7 @@ const char *test_scratch(const char *name, char out[PATH_MAX]); /* a file name o
 
 bool test_have_shared(const char *name); /* does ../shared/NAME exist? Prints a line when not. */
 
-/* The demo model of this source tree, models/huginn.gguf; NULL, and a line that says so, when it is not there. */
+/* The path of the demo model of this source tree, models/huginn.gguf. */
 const char *test_demo_model(char out[PATH_MAX]);
 
 /* Removes a folder of this process's own with all that is in it. */

@@ -55,7 +55,7 @@ static uint64_t prompt_time(uint32_t n_ranks, uint32_t n)
     struct rig r = ring_of(n_ranks, 1);
     struct client c;
     struct sent st;
-    uint64_t done[16] = {0}, ids[16];
+    uint64_t done[16] = {0}, ids[16] = {0};
     uint32_t sent = 0, n_steps = 0;
     must_submit(&r, &c, 1, n, 1);
     while (sent < n) {
@@ -222,7 +222,7 @@ static void land(struct rig *r, struct flight *f, int32_t token)
 {
     assert_true(f->n > 0);
     give_back(r, &f->st[f->first], token);
-    f->first = (f->first + 1) % r->lim.max_steps;
+    f->first = f->first + 1 < r->lim.max_steps ? f->first + 1 : 0;
     f->n--;
     launch(r, f);
 }

@@ -490,7 +490,7 @@ static void test_broken_ring_keeps_what_was_at_rest(void **state)
     struct rig r = rig_new(2, 100, 64, 2, 4);
     struct client c, lost;
     struct sent st;
-    struct batch_entry first[6];
+    struct batch_entry first[6] = {0};
     struct prompt a = of(1, 20), b = of(2, 20);
     ask(&r, &c, 1, &a, 1);
     finish(&r, 7, NULL);

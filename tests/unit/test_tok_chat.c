@@ -514,7 +514,7 @@ static void no_messages_are_refused(void **state)
     struct chat c = named("chatml");
     struct tok_ids ids = {0};
     struct err e;
-    struct chat_message m = {(enum chat_role)99, "x", 1};
+    struct chat_message m = {(enum chat_role)99, "x", 1}; // NOLINT(clang-analyzer-optin.core.EnumCastOutOfRange)
     assert_int_equal(chat_encode(&c, t, NULL, 0, &generate, &ids, &e), ERR_ARG);
     assert_int_equal(chat_encode(&c, t, &m, 1, &generate, &ids, &e), ERR_ARG);
     assert_int_equal(ids.n, 0);

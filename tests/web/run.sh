@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 #
-# The chat page in a real browser, with a ring of three processes behind it. Pictures of the page go to build/web.
+# The chat page in a real browser and the official OpenAI client, with a ring of three processes behind them. Pictures of
+# the page go to build/web; the client comes from npm, and is skipped where that cannot be reached.
 # usage: tests/web/run.sh KVASIR
 set -eu
 cd "$(dirname -- "$0")/../.."
@@ -26,4 +27,15 @@ until grep -q '^API: ' "$out/up.out"; do
     sleep 0.1
 done
 other=$(sed -n "s,^ *\\(http:.*/\\)v1 (rank 1)$,\\1,p" "$out/up.out")
-node tests/web/test_page.js src/api/page/index.html "$out" "http://127.0.0.1:$port/" "$other" 3
+failed=0
+node tests/web/test_page.js src/api/page/index.html "$out" "http://127.0.0.1:$port/" "$other" 3 || failed=1
+
+cp tests/web/openai.mjs tests/web/package.json "$out/"
+if (cd "$out" && npm install --no-audit --no-fund --loglevel=error >npm.log 2>&1); then
+    # every node of the ring is an entry
+    # shellcheck disable=SC2046
+    (cd "$out" && node openai.mjs $(sed -n 's,.*\(http:[^ ]*/v1\).*,\1,p' up.out)) || failed=1
+else
+    echo "skipped: the OpenAI client cannot be installed (see $out/npm.log)"
+fi
+exit $failed

@@ -65,9 +65,9 @@ class Reader:
     def tensor(self, offset, shape, kind):
         if kind == gguf.F32:
             return np.frombuffer(self.data, "<f4", int(np.prod(shape)), offset).reshape(shape)
-        if kind != gguf.Q8_0:
-            raise ValueError(f"tensor type {kind}: this reader knows F32 (0) and Q8_0 (8)")
-        return gguf.dequantize_q8_0(self.data, shape, offset)
+        if kind != gguf.Q5_0:
+            raise ValueError(f"tensor type {kind}: this reader knows F32 (0) and Q5_0 (6)")
+        return gguf.dequantize_q5_0(self.data, shape, offset)
 
 
 def rms_norm(x, weight, eps):
@@ -151,10 +151,11 @@ def compare(reader, checkpoint):
     import model as net
     tokenizer = tokenizer_of(reader)
     reference = net.Model(net.Shape(vocab=len(tokenizer.tokens)), 0)
-    reference.load_state_dict(torch.load(checkpoint, weights_only=True)["model"])
+    reference.weights = torch.load(checkpoint, weights_only=True)["model"]
+    net.round_weights(reference)
     ids = tokenizer.encode(generate(reader, "Hacker:", 120, 0, 0))
     with torch.no_grad():
-        theirs = reference(torch.tensor([ids]))[0].log_softmax(-1).numpy()
+        theirs = reference.forward(reference.weights, torch.tensor([ids]))[0].log_softmax(-1).numpy()
     model = Qwen3(reader)
     ours = np.log(softmax(np.array([model.step(i) for i in ids])))
     second, first = np.sort(theirs, axis=-1)[:, -2:].T

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""The transformer of GGUF's architecture "qwen3" in torch, and its way into a GGUF file."""
+"""The transformer of GGUF's architecture "qwen3" in torch, and its way into a GGUF file.
+
+Weights live in a plain dictionary, in float32; a step computes with a copy of the matrices in bf16, made once and
+shared by all threads. Matrices that see the same input are stored as one: attn_qkv (q, k, v) and ffn_gate_up.
+"""
 import dataclasses
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import gguf_writer as gguf
 
@@ -12,12 +15,12 @@ import gguf_writer as gguf
 @dataclasses.dataclass
 class Shape:
     vocab: int = 2048
-    width: int = 192
+    width: int = 256
     blocks: int = 8
-    heads: int = 6
+    heads: int = 4
     kv_heads: int = 2
-    head_dim: int = 32
-    hidden: int = 512
+    head_dim: int = 64
+    hidden: int = 576
     context: int = 512
     rope_base: float = 10000.0
     eps: float = 1e-6
@@ -36,101 +39,134 @@ def rotate(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def attention(q, k, v, chunk=128):
+def attention(q, k, v, late, chunk=128):
     """Causal attention, all {batch, heads, tokens, head_dim}. Queries go in chunks, which see no later keys.
 
-    torch's own function is many times slower here: its backward pass on the CPU does not use bf16 matrix units.
+    late {chunk, chunk}: minus infinity above the diagonal; None for the last token alone. torch's own function is many times slower here: its
+    backward pass on the CPU does not use bf16 matrix units.
     """
     out = []
     tokens = q.shape[2]
-    late = torch.ones(chunk, chunk, dtype=torch.bool).triu(1)
-    q = q * q.shape[-1] ** -0.5
     for at in range(0, tokens, chunk):
         end = min(at + chunk, tokens)
-        scores = q[:, :, at:end] @ k[:, :, :end].mT
-        scores[..., at:].masked_fill_(late[:end - at, :end - at], float("-inf"))
-        out.append(scores.softmax(dim=-1, dtype=torch.float32).type_as(v) @ v[:, :, :end])
+        keys = end + k.shape[2] - tokens
+        scores = q[:, :, at:end] @ k[:, :, :keys].mT
+        if late is not None:
+            scores[..., at:] += late[:end - at, :end - at]
+        out.append(scores.softmax(dim=-1) @ v[:, :, :keys])
     return torch.cat(out, dim=2)
 
 
-class Block(nn.Module):
-    def __init__(self, s):
-        super().__init__()
-        self.shape = s
-        self.attn_norm = nn.Parameter(torch.ones(s.width))
-        self.attn_q = nn.Parameter(torch.empty(s.heads * s.head_dim, s.width))
-        self.attn_k = nn.Parameter(torch.empty(s.kv_heads * s.head_dim, s.width))
-        self.attn_v = nn.Parameter(torch.empty(s.kv_heads * s.head_dim, s.width))
-        self.attn_q_norm = nn.Parameter(torch.ones(s.head_dim))
-        self.attn_k_norm = nn.Parameter(torch.ones(s.head_dim))
-        self.attn_output = nn.Parameter(torch.empty(s.width, s.heads * s.head_dim))
-        self.ffn_norm = nn.Parameter(torch.ones(s.width))
-        self.ffn_gate = nn.Parameter(torch.empty(s.hidden, s.width))
-        self.ffn_up = nn.Parameter(torch.empty(s.hidden, s.width))
-        self.ffn_down = nn.Parameter(torch.empty(s.width, s.hidden))
+def layout(s):
+    """{name: (shape, [(name in the file, rows)])} of all weights, in a fixed order."""
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    found = {"token_embd": ((s.vocab, s.width), [("token_embd", s.vocab)])}
+    for i in range(s.blocks):
+        for name, shape, parts in (
+                ("attn_norm", (s.width,), None),
+                ("attn_qkv", (q + 2 * kv, s.width), [("attn_q", q), ("attn_k", kv), ("attn_v", kv)]),
+                ("attn_q_norm", (s.head_dim,), None),
+                ("attn_k_norm", (s.head_dim,), None),
+                ("attn_output", (s.width, q), None),
+                ("ffn_norm", (s.width,), None),
+                ("ffn_gate_up", (2 * s.hidden, s.width), [("ffn_gate", s.hidden), ("ffn_up", s.hidden)]),
+                ("ffn_down", (s.width, s.hidden), None)):
+            parts = parts or [(name, shape[0])]
+            found[f"blk.{i}.{name}"] = (shape, [(f"blk.{i}.{part}", rows) for part, rows in parts])
+    found["output_norm"] = ((s.width,), [("output_norm", s.width)])
+    return found
 
-    def forward(self, x, cos, sin):
+
+class Model:
+    def __init__(self, shape, seed):
+        self.shape = shape
+        self.layout = layout(shape)
+        self.weights = {}
+        cos, sin = rope_table(shape)
+        self.rope = {kind: (cos.to(kind), sin.to(kind)) for kind in (torch.float32, torch.bfloat16)}
+        self.late = torch.full((128, 128), float("-inf")).triu(1)
+        random = torch.Generator().manual_seed(seed)
+        for name, (size, _) in self.layout.items():
+            if len(size) == 1:
+                self.weights[name] = torch.ones(size)
+                continue
+            std = 0.02 if name == "token_embd" else size[1] ** -0.5
+            if name.endswith(("attn_output", "ffn_down")):
+                std *= (2 * shape.blocks) ** -0.5
+            self.weights[name] = torch.randn(size, generator=random) * std
+
+    def working_copy(self, kind):
+        """The weights as autograd's leaves, matrices in the given type."""
+        return {name: (w.to(kind) if w.dim() == 2 else w).detach().clone().requires_grad_()
+                for name, w in self.weights.items()}
+
+    def parts(self, tensors):
+        """{name in the file: rows of a tensor}: views of what is stored as one."""
+        found = {}
+        for name, (_, parts) in self.layout.items():
+            for (part, _), view in zip(parts, tensors[name].split([rows for _, rows in parts])):
+                found[part] = view
+        return found
+
+    def block(self, w, i, x, cache=None):
+        """cache: one (keys, values) or None per block, of the tokens before x; then x has one token, or all are None."""
         s = self.shape
         batch, tokens, _ = x.shape
+        kind = w["token_embd"].dtype
+        heads = s.heads + s.kv_heads
+        past = cache[i][0].shape[2] if cache and cache[i] else 0
+        cos, sin = (t[past:past + tokens] for t in self.rope[kind])
 
-        def norm(y, weight):
-            return F.rms_norm(y, (y.shape[-1],), weight, s.eps)
+        def part(name):
+            return w[f"blk.{i}.{name}"]
 
-        def heads(y, n):
-            return y.view(batch, tokens, n, s.head_dim).transpose(1, 2)
-
-        n = norm(x, self.attn_norm)
-        qkv = F.linear(n, torch.cat((self.attn_q, self.attn_k, self.attn_v)))
-        q, k, v = qkv.split((s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.head_dim), dim=-1)
-        q = rotate(norm(heads(q, s.heads).float(), self.attn_q_norm), cos, sin)
-        k = rotate(norm(heads(k, s.kv_heads).float(), self.attn_k_norm), cos, sin)
+        n = F.rms_norm(x, (s.width,), part("attn_norm"), s.eps).to(kind)
+        qkv = F.linear(n, part("attn_qkv")).view(batch, tokens, heads + s.kv_heads, s.head_dim).transpose(1, 2)
+        weight = torch.cat((part("attn_q_norm").expand(s.heads, -1), part("attn_k_norm").expand(s.kv_heads, -1)))
+        qk = F.rms_norm(qkv[:, :heads], (s.head_dim,), None, s.eps) * weight[:, None].to(kind)
+        qk = rotate(qk, cos, sin)
         group = s.heads // s.kv_heads
-        k = k.repeat_interleave(group, dim=1).type_as(v)
-        v = heads(v, s.kv_heads).repeat_interleave(group, dim=1)
-        a = attention(q.type_as(v), k, v)
-        x = x + F.linear(a.transpose(1, 2).reshape(batch, tokens, -1), self.attn_output)
-        n = norm(x, self.ffn_norm)
-        gate, up = F.linear(n, torch.cat((self.ffn_gate, self.ffn_up))).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self.ffn_down)
+        k = qk[:, s.heads:].repeat_interleave(group, dim=1)
+        v = qkv[:, heads:].repeat_interleave(group, dim=1)
+        if past:
+            k, v = torch.cat((cache[i][0], k), dim=2), torch.cat((cache[i][1], v), dim=2)
+        if cache is not None:
+            cache[i] = (k, v)
+        a = attention(qk[:, :s.heads] * s.head_dim ** -0.5, k, v, self.late.to(kind) if tokens > 1 else None)
+        x = x + F.linear(a.transpose(1, 2).reshape(batch, tokens, -1), part("attn_output"))
+        n = F.rms_norm(x, (s.width,), part("ffn_norm"), s.eps).to(kind)
+        gate, up = F.linear(n, part("ffn_gate_up")).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, part("ffn_down"))
 
-
-class Model(nn.Module):
-    def __init__(self, shape, seed):
-        super().__init__()
-        self.shape = shape
-        self.token_embd = nn.Parameter(torch.empty(shape.vocab, shape.width))
-        self.blk = nn.ModuleList(Block(shape) for _ in range(shape.blocks))
-        self.output_norm = nn.Parameter(torch.ones(shape.width))
-        cos, sin = rope_table(shape)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        random = torch.Generator().manual_seed(seed)
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                std = 0.02 if name == "token_embd" else p.shape[1] ** -0.5
-                if name.endswith(("attn_output", "ffn_down")):
-                    std *= (2 * shape.blocks) ** -0.5
-                nn.init.normal_(p, std=std, generator=random)
-
-    def forward(self, ids, targets=None):
-        """ids {batch, tokens}. Returns logits, or with targets the loss of every token, in nats."""
-        x = F.embedding(ids, self.token_embd)
-        cos, sin = self.cos[:ids.shape[1]], self.sin[:ids.shape[1]]
-        for block in self.blk:
-            x = block(x, cos, sin)
-        x = F.rms_norm(x, (x.shape[-1],), self.output_norm, self.shape.eps)
-        logits = F.linear(x, self.token_embd).float()
+    def forward(self, w, ids, targets=None, cache=None):
+        """w: a working copy. ids {batch, tokens}. Returns logits, or with targets the loss of every token, in nats."""
+        x = F.embedding(ids, w["token_embd"]).float()
+        for i in range(self.shape.blocks):
+            x = self.block(w, i, x, cache)
+        x = F.rms_norm(x, (self.shape.width,), w["output_norm"], self.shape.eps).to(w["token_embd"].dtype)
+        logits = F.linear(x, w["token_embd"]).float()
         if targets is None:
             return logits
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1), reduction="none")
 
 
 @torch.no_grad()
+def continue_greedily(model, w, ids, count):
+    """ids {batch, tokens}: returns {batch, tokens + count}, each token the likeliest one."""
+    cache = [None] * model.shape.blocks
+    step = ids
+    for _ in range(count):
+        step = model.forward(w, step, cache=cache)[:, -1:].argmax(dim=-1)
+        ids = torch.cat((ids, step), dim=1)
+    return ids
+
+
+@torch.no_grad()
 def round_weights(model):
     """Gives the matrices the values that the file will hold."""
-    for p in model.parameters():
+    for p in model.weights.values():
         if p.dim() == 2:
-            p.copy_(torch.from_numpy(gguf.dequantize_q8_0(gguf.quantize_q8_0(p.numpy()), p.shape)))
+            p.copy_(torch.from_numpy(gguf.dequantize_q5_0(gguf.quantize_q5_0(p.numpy()), p.shape)))
 
 
 def write_gguf(model, tokenizer, path, name, description):
@@ -140,7 +176,7 @@ def write_gguf(model, tokenizer, path, name, description):
     w.add("general.name", gguf.STRING, name)
     w.add("general.license", gguf.STRING, "mit")
     w.add("general.description", gguf.STRING, description)
-    w.add("general.file_type", gguf.U32, 7)  # mostly Q8_0
+    w.add("general.file_type", gguf.U32, 8)  # mostly Q5_0
     for key, number in (("block_count", s.blocks), ("context_length", s.context), ("embedding_length", s.width),
                         ("feed_forward_length", s.hidden), ("attention.head_count", s.heads),
                         ("attention.head_count_kv", s.kv_heads), ("attention.key_length", s.head_dim),
@@ -156,7 +192,6 @@ def write_gguf(model, tokenizer, path, name, description):
     w.add("tokenizer.ggml.bos_token_id", gguf.U32, tokenizer.eos)
     w.add("tokenizer.ggml.eos_token_id", gguf.U32, tokenizer.eos)
     w.add("tokenizer.ggml.add_bos_token", gguf.BOOL, False)
-    for key, p in model.state_dict().items():
-        kind = gguf.F32 if p.dim() == 1 else gguf.Q8_0
-        w.add_tensor(key + ".weight", p.detach().float().numpy(), kind)
+    for key, p in model.parts(model.weights).items():
+        w.add_tensor(key + ".weight", p.numpy(), gguf.F32 if p.dim() == 1 else gguf.Q5_0)
     w.write(path)

@@ -24,7 +24,7 @@ import data
 import model as net
 
 DESCRIPTION = ("A very small English model for trying out Kvasir, trained on the Jargon File, "
-               "The Devil's Dictionary and old novels")
+               "The Devil's Dictionary, old novels and the World English Bible")
 PROMPTS = ("Hacker:", "Friendship:", "Ring network: A ring of computers", "Bug: A",
            "The programmer looked at the screen and", "\"My dear fellow,\" said Sherlock Holmes,")
 
@@ -38,8 +38,7 @@ def prepare(options):
     if os.path.exists(path):
         tokenizer = bpe.Tokenizer.load(path)
     else:
-        weights = {"jargon": 3, "devil": 3}
-        texts = [(doc, weights.get(name, 1)) for name, (docs, _) in documents.items() for doc in docs]
+        texts = [(doc, 1) for docs, _ in documents.values() for doc in docs]
         tokenizer = bpe.Tokenizer(bpe.train(texts, options.vocab))
         tokenizer.save(path)
     newline = tokenizer.encode("\n")[0]
@@ -100,49 +99,59 @@ def orthogonal(g):
     return (x.mT if tall else x).float()
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """Momentum whose update is made orthogonal, for the matrices of the blocks; same shapes go together."""
 
-    def __init__(self, parameters, threads, lr, momentum, weight_decay):
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.threads = threads
+    def __init__(self, pairs, threads, weight_decay=0.1, momentum=0.95):
+        """pairs: [(weights, gradient)], both overwritten in place."""
+        self.threads, self.weight_decay, self.momentum = threads, weight_decay, momentum
+        self.state = [torch.zeros_like(p) for p, _ in pairs]
         self.batches = {}
-        for p in parameters:
+        for (p, g), m in zip(pairs, self.state):
             same = self.batches.setdefault(p.shape, [[]])
             if len(same[-1]) == 8:
                 same.append([])
-            same[-1].append(p)
-            self.state[p]["momentum"] = torch.zeros_like(p)
+            same[-1].append((p, g, m))
 
-    def step(self):
-        list(self.threads.map(self.update, [b for same in self.batches.values() for b in same]))
+    def step(self, lr):
+        list(self.threads.map(lambda b: self.update(b, lr), [b for same in self.batches.values() for b in same]))
 
     @torch.no_grad()
-    def update(self, same):
-        group = self.param_groups[0]
-        for p in same:
-            self.state[p]["momentum"].lerp_(p.grad, 1 - group["momentum"])
-        ahead = [p.grad.lerp(self.state[p]["momentum"], group["momentum"]) for p in same]
-        rows, columns = same[0].shape
-        for p, direction in zip(same, orthogonal(torch.stack(ahead))):
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(direction, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-
-
-def optimizers(model, threads, options):
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name != "token_embd"]
-    vectors = [p for p in model.parameters() if p.dim() == 1]
-    adam = torch.optim.AdamW([{"params": [model.token_embd], "weight_decay": 0.1},
-                              {"params": vectors, "weight_decay": 0.0}],
-                             lr=options.lr * 0.2, betas=(0.9, 0.95), eps=1e-10)
-    return [Muon(matrices, threads, options.lr, 0.95, 0.1), adam]
+    def update(self, same, lr):
+        for _, g, m in same:
+            m.lerp_(g, 1 - self.momentum)
+        ahead = [g.lerp(m, self.momentum) for _, g, m in same]
+        rows, columns = ahead[0].shape
+        for (p, _, _), direction in zip(same, orthogonal(torch.stack(ahead))):
+            p.mul_(1 - lr * self.weight_decay)
+            p.add_(direction, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
 def rate(options, step):
-    """Warm-up, a level stretch, then a straight way down to zero."""
+    """Warm-up, a level stretch, then a straight way down to zero; polishing has a low rate of its own."""
+    if step >= options.steps:
+        return 0.05 * (options.steps + options.polish - step) / options.polish
     warm = min(1.0, (step + 1) / options.warmup)
     left = (options.steps - step) / max(1, options.steps * options.decay)
     return min(warm, left, 1.0)
+
+
+def repeats(ids, begin, size=4):
+    """{batch, tokens} of bool: does a run of `size` tokens that was there before end here? False before `begin`."""
+    found = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, tokens in enumerate(ids.tolist()):
+        seen = set()
+        for at in range(size, len(tokens) + 1):
+            run = tuple(tokens[at - size:at])
+            found[row, at - 1] = at > begin and run in seen
+            seen.add(run)
+    return found
+
+
+def unlikelihood(model, weights, ids, repeated):
+    """Sequence-level unlikelihood (Welleck et al. 2019): -log(1 - p) of each repeated token, per row."""
+    p = model.forward(weights, ids[:, :-1]).softmax(dim=-1).gather(2, ids[:, 1:, None])[..., 0]
+    return -(torch.log1p(-p.clamp(max=0.999)) * repeated[:, 1:]).sum() / len(ids)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -151,6 +160,7 @@ def rate(options, step):
 def held_out(model, streams, options):
     """{source: (nats per token, bits per byte)}; overlapping windows, so that most tokens have some context."""
     result = {}
+    weights = model.working_copy(torch.bfloat16 if options.bf16 else torch.float32)
     for name, (_, _, ids, size) in streams.items():
         length = options.length
         windows = []
@@ -161,8 +171,7 @@ def held_out(model, streams, options):
         for begin, at, end in windows:
             x = torch.from_numpy(ids[begin:end])[None]
             y = torch.from_numpy(ids[begin + 1:end + 1])[None]
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(x, y)
+            loss = model.forward(weights, x, y)
             total += float(loss[at - begin:].sum())
             count += end - at
         nats = total / count
@@ -203,50 +212,86 @@ class Run:
         self.options = options
         self.tokenizer, self.streams = prepare(options)
         self.model = net.Model(net.Shape(vocab=len(self.tokenizer.tokens)), options.seed)
-        self.parameters = list(self.model.parameters())
+        self.gradients = {name: torch.zeros_like(w) for name, w in self.model.weights.items()}
         self.threads = concurrent.futures.ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads,
                                                              initargs=(1,))
-        self.optimizers = optimizers(self.model, self.threads, options)
         self.log = Log(options)
         self.step, self.best = 0, math.inf
+        self.repeated = 0.5  # part of greedy continuations that repeats itself, a running mean while polishing
         self.checkpoint = os.path.join(options.out, "last.pt")
         self.best_path = os.path.join(options.out, "best.pt")
         self.file = os.path.join(options.out, options.name + ".gguf")
+        weights, gradients = self.model.parts(self.model.weights), self.model.parts(self.gradients)
+        self.muon = Muon([(w, gradients[name]) for name, w in weights.items()
+                          if w.dim() == 2 and name != "token_embd"], self.threads)
+        vectors = [w for w in self.model.weights.values() if w.dim() == 1]
+        self.adam = torch.optim.AdamW([{"params": [self.model.weights["token_embd"]], "weight_decay": 0.1},
+                                       {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95), eps=1e-10)
         if options.resume and os.path.exists(self.checkpoint):
-            state = torch.load(self.checkpoint, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            for optimizer, s in zip(self.optimizers, state["optimizers"]):
-                optimizer.load_state_dict(s)
-            self.step = state["step"]
-            if state.get("sources") == list(self.streams):  # losses over other texts do not compare
-                self.best = state["best"]
-            print(f"resumed at step {self.step}, best held-out loss {self.best:.4f}", flush=True)
+            self.restore(torch.load(self.checkpoint, weights_only=True))
 
-    def row_gradients(self, row):
+    @torch.no_grad()
+    def restore(self, state):
+        for name, w in state["model"].items():
+            self.model.weights[name].copy_(w)
+        for mine, m in zip(self.muon.state, state["muon"]):
+            mine.copy_(m)
+        self.adam.load_state_dict(state["adam"])
+        self.step = state["step"]
+        if state["sources"] == list(self.streams):  # losses over other texts do not compare
+            self.best = state["best"]
+        print(f"resumed at step {self.step}, best held-out loss {self.best:.4f}", flush=True)
+
+    def row_gradients(self, weights, row):
         """Loss and gradients of one row, in one thread."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.options.bf16):
-            loss = self.model(*row).mean()
-        return loss.item(), torch.autograd.grad(loss, self.parameters)
+        loss = self.model.forward(weights, *row).mean()
+        return loss.item(), torch.autograd.grad(loss, list(weights.values()))
 
     def train_step(self):
         """Threads take whole rows, so none waits for another within a row; the sum has a fixed order."""
-        factor = rate(self.options, self.step)
-        x, y = batch(self.streams, self.options, self.step)
-        rows = zip(x.split(1), y.split(1))
+        options = self.options
+        x, y = batch(self.streams, options, self.step)
+        weights = self.model.working_copy(torch.bfloat16 if options.bf16 else torch.float32)
+        for g in self.gradients.values():
+            g.zero_()
         loss = 0.0
-        for row_loss, gradients in self.threads.map(self.row_gradients, rows):
+        rows = zip(x.split(1), y.split(1))
+        for row_loss, gradients in self.threads.map(lambda row: self.row_gradients(weights, row), rows):
             loss += row_loss / len(x)
-            for p, g in zip(self.parameters, gradients):
-                p.grad = g / len(x) if p.grad is None else p.grad.add_(g, alpha=1 / len(x))
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group.setdefault("peak", group["lr"])
-                group["lr"] = group["peak"] * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for total, g in zip(self.gradients.values(), gradients):
+                total.add_(g, alpha=1 / len(x))
+        if self.step >= options.steps:
+            self.unlearn_loops(weights, x)
+        norm = torch.nn.utils.get_total_norm(self.gradients.values())
+        if norm > 1:
+            for g in self.gradients.values():
+                g.div_(norm)
+        lr = options.lr * rate(options, self.step)
+        self.muon.step(lr)
+        for group in self.adam.param_groups:
+            group["lr"] = lr / 5
+        for name, w in self.model.weights.items():
+            w.grad = self.gradients[name] if w.dim() == 1 or name == "token_embd" else None
+        self.adam.step()
         self.step += 1
         return loss
+
+    def unlearn_loops(self, weights, x):
+        """Continues the beginnings of the batch's rows greedily and makes what repeats itself there less likely."""
+        begins = torch.cat([x[:, at:at + 24] for at in (0, 200)])
+
+        def part(ids):
+            with torch.no_grad():
+                ids = net.continue_greedily(self.model, weights, ids, 80)
+            repeated = repeats(ids, 24)
+            loss = unlikelihood(self.model, weights, ids, repeated)
+            return repeated.float().mean().item(), torch.autograd.grad(loss, list(weights.values()))
+
+        parts = list(self.threads.map(part, begins.split(8)))
+        for share, gradients in parts:
+            self.repeated = 0.98 * self.repeated + 0.02 * share
+            for total, g in zip(self.gradients.values(), gradients):
+                total.add_(g, alpha=self.options.unlikelihood / len(parts))
 
     def evaluate(self, train_loss):
         options = self.options
@@ -259,26 +304,27 @@ class Run:
               f"(nats per token/bits per byte: {detail})", flush=True)
         last = os.path.join(options.out, options.name + "-last.gguf")
         net.write_gguf(self.model, self.tokenizer, last, options.name, DESCRIPTION)
-        if mixed < self.best:
+        if mixed < self.best or self.step > options.steps:  # polishing costs a little likelihood
             self.best = mixed
             shutil.copyfile(last, self.file)
-            save(self.best_path, {"model": self.model.state_dict(), "step": self.step, "loss": mixed})
-        save(self.checkpoint, {"model": self.model.state_dict(), "step": self.step, "best": self.best,
-                               "sources": list(self.streams), "optimizers": [o.state_dict() for o in self.optimizers]})
+            save(self.best_path, {"model": self.model.weights, "step": self.step, "loss": mixed})
+        save(self.checkpoint, {"model": self.model.weights, "muon": self.muon.state, "adam": self.adam.state_dict(),
+                               "step": self.step, "best": self.best, "sources": list(self.streams)})
 
     def run(self):
         options = self.options
-        total = sum(p.numel() for p in self.model.parameters())
+        total = sum(w.numel() for w in self.model.weights.values())
         sizes = ", ".join(f"{name} {len(s[0])}" for name, s in self.streams.items())
         print(f"{total} parameters; training tokens: {sizes}", flush=True)
         start, mean, first = time.time(), None, self.step
-        end = min(options.steps, options.stop or options.steps)
+        end = min(options.steps + options.polish, options.stop or math.inf)
         while self.step < end:
             loss = self.train_step()
             mean = loss if mean is None else 0.97 * mean + 0.03 * loss
             if self.step % options.print_every == 0:
                 seconds = (time.time() - start) / (self.step - first)
-                print(f"step {self.step}/{options.steps} loss {mean:.4f} {seconds:.2f} s/step", flush=True)
+                note = f" repeated {self.repeated:.3f}" if self.step > options.steps else ""
+                print(f"step {self.step}/{end} loss {mean:.4f}{note} {seconds:.2f} s/step", flush=True)
             if self.step % options.eval_every == 0 or self.step == end:
                 self.evaluate(mean)
         self.finish()
@@ -287,7 +333,7 @@ class Run:
         """Draws the curve; measures and samples what the file holds: the best model with its weights rounded."""
         options = self.options
         best = torch.load(self.best_path, weights_only=True)
-        self.model.load_state_dict(best["model"])
+        self.model.weights = best["model"]
         net.round_weights(self.model)
         curve.write(os.path.join(options.out, "loss.svg"), self.log.rows)
         each = held_out(self.model, self.streams, options)
@@ -312,6 +358,8 @@ def main():
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--shares", type=shares, default="", help="which texts, as in \"jargon=5 devil=1\"")
     parser.add_argument("--stop", type=int, help="end at this step, before the schedule is over")
+    parser.add_argument("--polish", type=int, default=120, help="steps at the end that unlearn loops of greedy text")
+    parser.add_argument("--unlikelihood", type=float, default=0.5, help="weight of these loops in the loss")
     parser.add_argument("--batch", type=int, default=8, help="rows in a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens in a row")
     parser.add_argument("--vocab", type=int, default=2048)
