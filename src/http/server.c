@@ -442,7 +442,10 @@ static pthread_mutex_t lws_global = PTHREAD_MUTEX_INITIALIZER;
 
 static enum err_code make_lws(struct http_server *s, struct err *e)
 {
+    const int levels = log_enabled(LOG_DEBUG) ? LLL_ERR | LLL_WARN | LLL_NOTICE : 0;
+    s->log = (lws_log_cx_t){.u.emit = to_log, .lll_flags = (uint32_t)levels};
     const struct lws_context_creation_info info = {
+        .log_cx = &s->log,
         .port = CONTEXT_PORT_NO_LISTEN_SERVER,
         .protocols = protocols,
         .options = LWS_SERVER_OPTION_EXPLICIT_VHOSTS,
@@ -457,7 +460,7 @@ static enum err_code make_lws(struct http_server *s, struct err *e)
     /* lws ignores SIGPIPE for the whole process, which is not its business: it never sends so that one comes. */
     struct sigaction before;
     pthread_mutex_lock(&lws_global);
-    lws_set_log_level(log_enabled(LOG_DEBUG) ? LLL_ERR | LLL_WARN | LLL_NOTICE : 0, to_log);
+    lws_set_log_level(levels, to_log);
     sigaction(SIGPIPE, NULL, &before);
     s->lws = lws_create_context(&info);
     sigaction(SIGPIPE, &before, NULL);

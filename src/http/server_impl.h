@@ -65,6 +65,7 @@ struct http_server {
     struct http_config config;
     struct lws_context *lws;
     struct lws_vhost *vhost;
+    lws_log_cx_t log; /* of its own: lws counts its users, with no lock around it */
     int listen_fd, epoll_fd, wake_fd;
     uint16_t port;
     pthread_t thread;
