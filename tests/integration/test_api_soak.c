@@ -461,10 +461,11 @@ static void *client_run(void *arg)
 static long resident_bytes(void)
 {
     FILE *f = fopen("/proc/self/statm", "r");
-    long pages = 0;
+    char line[128] = "", *second;
     malloc_trim(0);
-    if (!f || fscanf(f, "%*d %ld", &pages) != 1)
+    if (!f || !fgets(line, sizeof line, f) || !(second = strchr(line, ' ')))
         fail_msg("no /proc/self/statm");
+    long pages = strtol(second, NULL, 10);
     fclose(f);
     return pages * sysconf(_SC_PAGESIZE);
 }
