@@ -394,21 +394,22 @@ static void a_ring_of_ours_answers_and_tells_its_state(void **state)
     static const char *const env[] = {"KVASIR_LOG", NULL};
     struct proc up, p;
     struct golden_json g;
-    char path[PATH_MAX], port[16], url[64];
-    uint16_t n;
-    int fd;
+    char path[PATH_MAX], url[64];
     assert_int_equal(golden_json_open(test_data("golden/llama-tied-f32.json", path), &g, NULL), OK);
     size_t i = 0;
     while (i < g.n_cases && strcmp(g.cases[i].name, "chat") != 0)
         i++;
     assert_true(i < g.n_cases);
-    assert_int_equal(net_tcp_listen("127.0.0.1:0", &fd, &n, NULL), OK);
-    close(fd);
-    snprintf(port, sizeof port, "%u", n);
-    snprintf(url, sizeof url, "127.0.0.1:%u", n);
     const char *const start[] = {
-        KV_BINARY, "up", test_data("llama-tied-f32.gguf", path), "--stages", "2", "--port", port, "-t", "1", "--kv",
+        KV_BINARY, "up", test_data("llama-tied-f32.gguf", path), "--stages", "2", "--port", "0", "-t", "1", "--kv",
         "f32",     NULL};
+    assert_true(proc_start(&up, start, env, -1));
+    if (!proc_until(&up, PROC_OUT, "API: ", 3 * WAIT_MS))
+        fail_msg("it does not come up (%s, status %d): %s", up.pid ? "runs" : "ended", up.status,
+                 proc_text(&up, PROC_ERR));
+    const char *api = strstr(proc_text(&up, PROC_OUT), "http://");
+    assert_non_null(api);
+    assert_int_equal(sscanf(api, "http://%63[0-9.:]", url), 1); /* any free port */
     const char *const ask[] = {KV_BINARY,
                                "chat",
                                url,
@@ -423,10 +424,6 @@ static void a_ring_of_ours_answers_and_tells_its_state(void **state)
                                NULL};
     const char *const status[] = {KV_BINARY, "status", url, NULL}, *const json[] = {KV_BINARY, "status", url, "--json",
                                                                                     NULL};
-    assert_true(proc_start(&up, start, env, -1));
-    if (!proc_until(&up, PROC_OUT, "API: ", 3 * WAIT_MS))
-        fail_msg("it does not come up (%s, status %d): %s", up.pid ? "runs" : "ended", up.status,
-                 proc_text(&up, PROC_ERR));
     finish(&p, ask, 0);
     const char *want = g.cases[i].greedy_text.data;
     assert_string_equal(proc_text(&p, PROC_OUT), want + (*want == ' ')); /* an answer is a text of its own */

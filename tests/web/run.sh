@@ -10,8 +10,7 @@ cd "$(dirname -- "$0")/../.."
 kvasir=$1
 out=build/web
 mkdir -p "$out"
-port=$(node -e "const s = require('net').createServer().listen(0, '127.0.0.1', () => { console.log(s.address().port); s.close(); })")
-"$kvasir" up tests/data/llama-tied-f32.gguf --stages 3 --threads 1 --port "$port" >"$out/up.out" 2>"$out/up.err" &
+"$kvasir" up tests/data/llama-tied-f32.gguf --stages 3 --threads 1 --port 0 >"$out/up.out" 2>"$out/up.err" &
 up=$!
 trap 'kill -TERM $up 2>/dev/null || :; wait $up 2>/dev/null || :' EXIT
 trap 'exit 1' INT TERM HUP
@@ -26,9 +25,10 @@ until grep -q '(rank 2)$' "$out/up.out"; do # the last line that it prints
     fi
     sleep 0.1
 done
+first=$(sed -n 's,^API: \(http:[^ ]*/\)v1 .*,\1,p' "$out/up.out")
 other=$(sed -n "s,^ *\\(http:.*/\\)v1 (rank 1)$,\\1,p" "$out/up.out")
 failed=0
-node tests/web/test_page.js src/api/page/index.html "$out" "http://127.0.0.1:$port/" "$other" 3 || failed=1
+node tests/web/test_page.js src/api/page/index.html "$out" "$first" "$other" 3 || failed=1
 
 cp tests/web/openai.mjs tests/web/package.json "$out/"
 if (cd "$out" && npm install --no-audit --no-fund --loglevel=error >npm.log 2>&1); then
