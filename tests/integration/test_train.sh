@@ -54,7 +54,7 @@ train() { # options of a run that is as small as the shape of the model allows
     }
 }
 
-train --steps 2
+train --steps 2 --polish 0
 model=$tmp/out/huginn.gguf
 [ -s "$model" ] || fail "train.py wrote no huginn.gguf"
 grep -q '^2,' "$tmp/out/loss.csv" || fail "loss.csv has no line of step 2"
@@ -67,6 +67,6 @@ grep -q " tokens" "$tmp/err" || fail "kvasir run does not say how many tokens it
 cmp -s "$tmp/one" "$tmp/eight" || fail "one rank and eight write different texts"
 
 # A run that is ended goes on where it was.
-train --steps 3 --resume
+train --steps 3 --polish 1 --resume
 grep -q '^resumed at step 2' "$tmp/log" || fail "--resume did not go on from step 2"
-grep -q '^3,' "$tmp/out/loss.csv" || fail "loss.csv has no line of step 3"
+grep -q '^4,' "$tmp/out/loss.csv" || fail "loss.csv has no line of step 4, which polishes"

@@ -278,7 +278,7 @@ class Run:
 
     def unlearn_loops(self, weights, x):
         """Continues the beginnings of the batch's rows greedily and makes what repeats itself there less likely."""
-        begins = torch.cat([x[:, at:at + 24] for at in (0, 200)])
+        begins = torch.cat([x[:, at:at + 24] for at in (0, x.shape[1] // 2)])
 
         def part(ids):
             with torch.no_grad():
