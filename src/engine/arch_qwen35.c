@@ -50,10 +50,7 @@ static struct ggml_tensor *build(struct graph *g, uint32_t il, const struct arch
     struct ffn_moe_form ffn = {.gating = GATING_SOFTMAX, .norm = true};
     if (g->h->kind[il] != BLOCK_RECURRENT)
         return dense_build(g, il, b, x, &attn, &ffn);
-    struct ggml_tensor *y = delta_build(g, il, b, graph_rms_norm(g, x, b->attn_norm));
-    y = ggml_add(g->ctx, graph_leaving(g, il, x), y);
-    struct ggml_tensor *n = graph_rms_norm(g, y, b->ffn_norm);
-    return ggml_add(g->ctx, y, b->router ? ffn_build_moe(g, b, n, &ffn) : ffn_build(g, b, n, FFN_SWIGLU));
+    return dense_finish(g, il, b, x, delta_build(g, il, b, graph_rms_norm(g, x, b->attn_norm)), &ffn);
 }
 
 const struct arch arch_qwen35 = {.name = "qwen35", .check = check, .declare = declare, .build = build};

@@ -229,7 +229,7 @@ uint64_t kv_bytes(const struct kv *kv)
 
 /* --- what cannot be cut back -------------------------------------------------------------------------------------- */
 
-/* Calls f for the slot's part of every tensor that holds the present, not a history. */
+/* The slot's part of a tensor that holds the present, not a history; t NULL: this tensor has none. */
 struct part {
     struct ggml_tensor *t;
     size_t offset, size;

@@ -41,7 +41,7 @@ struct stage {
     struct graph_entry *entries, *built; /* [n_slots]: of this step, of the graph */
     uint32_t n_built, n_built_tok, n_built_out;
     bool have_graph;
-    struct ggml_tensor *in_tokens, *in_rows, *out_ids, *out;
+    struct ggml_tensor *in_tokens, *in_rows, *out;
 
     /* host side of the inputs */
     int32_t *pos, *ids;       /* [n_batch] */
@@ -85,6 +85,7 @@ const float *stage_logits(const struct stage *s, uint32_t *n_rows)
 
 /* --- the graph ---------------------------------------------------------------------------------------------------- */
 
+/* An input, and a leaf of the graph even where no block needs it: it always has memory. */
 static struct ggml_tensor *leaf(struct stage *s, enum ggml_type type, int64_t ne0, int64_t ne1, const char *name)
 {
     struct ggml_tensor *t = ggml_new_tensor_2d(s->ctx, type, ne0, ne1);
@@ -125,8 +126,7 @@ static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t 
 
     struct ggml_tensor *x;
     s->in_tokens = s->in_rows = s->out = NULL;
-    s->out_ids = g->out_ids =
-        is_last(s) && n_out > 0 && n_out < n_tok ? input(s, GGML_TYPE_I32, n_out, 1, "out_ids") : NULL;
+    g->out_ids = is_last(s) && n_out > 0 && n_out < n_tok ? input(s, GGML_TYPE_I32, n_out, 1, "out_ids") : NULL;
     if (is_first(s)) {
         s->in_tokens = input(s, GGML_TYPE_I32, n_tok, 1, "tokens");
         x = ggml_get_rows(s->ctx, s->token_embd, s->in_tokens); /* [E, n_tok] f32 */
@@ -308,27 +308,22 @@ static void set_masks(struct stage *s, const struct batch *b)
         if (!s->kv.has[v])
             continue;
         uint32_t window = v == KV_VIEW_WINDOW ? s->h.n_window : UINT32_MAX;
-        if (s->g.view[v].cells->buffer)
-            ggml_backend_tensor_set(s->g.view[v].cells, s->cells[v], 0, b->n_tok * sizeof *s->cells[v]);
-        for (uint32_t i = 0; i < b->n_entries; i++) {
-            /* without memory when nothing leaves this step and no block follows: it only fills the last caches */
-            if (s->g.view[v].masks[i]->buffer)
-                set_mask(s, &b->entries[i], s->g.view[v].masks[i], s->kv.n_cells[v], window);
-        }
+        ggml_backend_tensor_set(s->g.view[v].cells, s->cells[v], 0, b->n_tok * sizeof *s->cells[v]);
+        for (uint32_t i = 0; i < b->n_entries; i++)
+            set_mask(s, &b->entries[i], s->g.view[v].masks[i], s->kv.n_cells[v], window);
     }
 }
 
 static void set_inputs(struct stage *s, const struct batch *b, uint32_t n_out)
 {
-    if (s->g.pos->buffer)
-        ggml_backend_tensor_set(s->g.pos, s->pos, 0, b->n_tok * sizeof *s->pos);
+    ggml_backend_tensor_set(s->g.pos, s->pos, 0, b->n_tok * sizeof *s->pos);
     set_masks(s, b);
     if (s->in_tokens)
         ggml_backend_tensor_set(s->in_tokens, b->tokens, 0, b->n_tok * sizeof *b->tokens);
     if (s->in_rows)
         ggml_backend_tensor_set(s->in_rows, b->rows, 0, (size_t)b->n_tok * b->n_embd * sizeof *b->rows);
-    if (s->out_ids)
-        ggml_backend_tensor_set(s->out_ids, s->ids, 0, n_out * sizeof *s->ids);
+    if (s->g.out_ids)
+        ggml_backend_tensor_set(s->g.out_ids, s->ids, 0, n_out * sizeof *s->ids);
 }
 
 static enum err_code get_outputs(struct stage *s, struct batch *b, uint32_t n_out, struct err *e)
