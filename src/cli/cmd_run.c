@@ -43,31 +43,18 @@ struct run_command {
     struct tok_ids ids;
     struct local_ring ring;
     struct rank r;
-    int signal_fd;
-    int signal;  /* that came */
+    struct local_wait wait;
     bool parted; /* the ring has processes that this one started */
     uint64_t start_ns;
 };
 
 /* --- waiting for several things at once ---------------------------------------------------------- */
 
-/* Waits for tokens (event_fd, -1: none), signals, words of the children; at most ms. ERR_CANCELLED when a signal came,
- * ERR_CLOSED when a child died. */
+/* Waits for tokens (event_fd, -1: none), signals, words of the children; at most ms. */
 static enum err_code wait_some(struct run_command *c, int event_fd, int ms, struct err *e)
 {
-    struct pollfd fds[2 + 2 * MANIFEST_MAX_RANKS];
-    fds[0] = (struct pollfd){.fd = c->signal_fd, .events = POLLIN};
-    fds[1] = (struct pollfd){.fd = event_fd, .events = POLLIN};
-    uint32_t n = c->parted ? local_poll(&c->ring, fds + 2) : 0;
-    if (poll(fds, n + 2, ms) < 0 && errno != EINTR)
-        return err_set_os(e, ERR_IO, errno, "cannot wait");
-    if (fds[0].revents && (c->signal = signals_take(c->signal_fd)))
-        return err_set(e, ERR_CANCELLED, "interrupted");
-    if (!c->parted)
-        return OK;
-    local_read(&c->ring, fds + 2, n);
-    int dead = local_dead(&c->ring);
-    return dead < 0 ? OK : local_explain(&c->ring, (uint32_t)dead, e);
+    c->wait.event_fd = event_fd;
+    return local_wait(c->parted ? &c->ring : NULL, &c->wait, ms, e);
 }
 
 /* --- the ring ------------------------------------------------------------------------------------ */
@@ -301,7 +288,7 @@ static enum err_code run(struct run_command *c, struct err *e)
 {
     enum err_code rc = sampler_check(&c->sampling, INT32_MAX, e); /* the options have no tokens */
     if (rc == OK)
-        rc = signals_open(&c->signal_fd, e);
+        rc = signals_open(&c->wait.signal_fd, e);
     if (rc == OK && !c->model) {
         rc = default_model_find(c->default_model, e);
         c->model = c->default_model;
@@ -323,7 +310,7 @@ static enum err_code run(struct run_command *c, struct err *e)
 
 int cmd_run(int argc, char **argv, const struct command *cmd)
 {
-    struct run_command c = {.n_predict = 128, .top_k = 40, .penalty_last_n = 64, .signal_fd = -1};
+    struct run_command c = {.n_predict = 128, .top_k = 40, .penalty_last_n = 64, .wait = {.signal_fd = -1}};
     c.sampling = (struct batch_sampling){.temperature = 0.8f, .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f};
     const struct opt opts[] = {
         {"prompt", 'p', OPT_STRING, "TEXT", "the text to continue", &c.prompt, 0, 0},
@@ -383,9 +370,9 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     key_wipe(&c.secret);
     tok_ids_free(&c.ids);
     tok_free(c.tok);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
-    if (c.signal)
-        return 128 + c.signal;
+    if (c.wait.signal_fd >= 0)
+        close(c.wait.signal_fd);
+    if (c.wait.signal)
+        return 128 + c.wait.signal;
     return code == OK ? EXIT_OK : opt_fail(&e);
 }

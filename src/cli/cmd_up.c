@@ -11,7 +11,6 @@
 #include "cli/report.h"
 #include "cli/signals.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -31,22 +30,8 @@ struct up_command {
     /* while it runs */
     char default_model[PATH_MAX];
     struct local_ring ring;
-    int signal_fd, signal;
+    struct local_wait wait;
 };
-
-static enum err_code wait_some(struct up_command *c, int ms, struct err *e)
-{
-    struct pollfd fds[1 + 2 * MANIFEST_MAX_RANKS];
-    fds[0] = (struct pollfd){.fd = c->signal_fd, .events = POLLIN};
-    uint32_t n = local_poll(&c->ring, fds + 1);
-    if (poll(fds, n + 1, ms) < 0 && errno != EINTR)
-        return err_set_os(e, ERR_IO, errno, "cannot wait");
-    if (fds[0].revents && (c->signal = signals_take(c->signal_fd)))
-        return err_set(e, ERR_CANCELLED, "interrupted");
-    local_read(&c->ring, fds + 1, n);
-    int dead = local_dead(&c->ring);
-    return dead < 0 ? OK : local_explain(&c->ring, (uint32_t)dead, e);
-}
 
 static enum err_code start(struct up_command *c, struct err *e)
 {
@@ -98,7 +83,7 @@ static enum err_code wait_whole(struct up_command *c, struct err *e)
 {
     uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
     while (!c->ring.child[0].whole || !all_listen(c)) {
-        enum err_code rc = wait_some(c, 100, e);
+        enum err_code rc = local_wait(&c->ring, &c->wait, 100, e);
         if (rc != OK)
             return rc;
         if (clock_now_ns() >= deadline) {
@@ -119,7 +104,7 @@ static enum err_code watch(struct up_command *c, struct err *e)
     bool tty = isatty(STDERR_FILENO), told = false;
     uint64_t last_tok = 0, last_ns = clock_now_ns();
     for (;;) {
-        enum err_code rc = wait_some(c, 200, e);
+        enum err_code rc = local_wait(&c->ring, &c->wait, 200, e);
         if (rc != OK) {
             if (tty)
                 fprintf(stderr, "\r\033[K");
@@ -143,7 +128,7 @@ static enum err_code watch(struct up_command *c, struct err *e)
 
 static enum err_code run(struct up_command *c, struct err *e)
 {
-    enum err_code rc = signals_open(&c->signal_fd, e);
+    enum err_code rc = signals_open(&c->wait.signal_fd, e);
     if (rc == OK)
         rc = start(c, e);
     if (rc == OK)
@@ -171,7 +156,7 @@ static void print_report(const struct up_command *c)
 
 int cmd_up(int argc, char **argv, const struct command *cmd)
 {
-    struct up_command c = {.signal_fd = -1, .port = 8080};
+    struct up_command c = {.wait = {.signal_fd = -1, .event_fd = -1}, .port = 8080};
     const struct opt opts[] = {
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
@@ -191,12 +176,12 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
     struct err e;
     enum err_code code = run(&c, &e);
     local_stop(&c.ring);
-    if (c.signal)
+    if (c.wait.signal)
         print_report(&c);
     local_fini(&c.ring);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
-    if (c.signal == SIGINT || c.signal == SIGTERM) /* that is how it is meant to end */
+    if (c.wait.signal_fd >= 0)
+        close(c.wait.signal_fd);
+    if (c.wait.signal == SIGINT || c.wait.signal == SIGTERM) /* that is how it is meant to end */
         return EXIT_OK;
     return code == OK ? EXIT_OK : opt_fail(&e);
 }

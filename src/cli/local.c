@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/signals.h"
 #include "net/tcp.h"
 
 #include <errno.h>
@@ -365,6 +366,23 @@ static void signal_all(const struct local_ring *l, int sig)
         if (l->child[i].pid > 0)
             kill(l->child[i].pid, sig);
     }
+}
+
+enum err_code local_wait(struct local_ring *l, struct local_wait *w, int ms, struct err *e)
+{
+    struct pollfd fds[2 + 2 * MANIFEST_MAX_RANKS];
+    fds[0] = (struct pollfd){.fd = w->signal_fd, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = w->event_fd, .events = POLLIN};
+    uint32_t n = l ? local_poll(l, fds + 2) : 0;
+    if (poll(fds, n + 2, ms) < 0 && errno != EINTR)
+        return err_set_os(e, ERR_IO, errno, "cannot wait");
+    if (fds[0].revents && (w->signal = signals_take(w->signal_fd)))
+        return err_set(e, ERR_CANCELLED, "interrupted");
+    if (!l)
+        return OK;
+    local_read(l, fds + 2, n);
+    int dead = local_dead(l);
+    return dead < 0 ? OK : local_explain(l, (uint32_t)dead, e);
 }
 
 void local_stop(struct local_ring *l)

@@ -56,6 +56,16 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e) KV
 uint32_t local_poll(const struct local_ring *l, struct pollfd *fds);
 void local_read(struct local_ring *l, const struct pollfd *fds, uint32_t n);
 
+/* What a command that waits looks at besides its children. */
+struct local_wait {
+    int signal_fd; /* signals_open */
+    int event_fd;  /* readable when there is news of another kind; -1: none */
+    int signal;    /* the one that came, once ERR_CANCELLED was returned */
+};
+/* Waits until something happens, at most ms, and reads what the children said; l may be NULL: no children.
+ * ERR_CANCELLED: a signal; ERR_CLOSED: a child ended, as local_explain says; ERR_IO. */
+enum err_code local_wait(struct local_ring *l, struct local_wait *w, int ms, struct err *e) KV_MUST_USE;
+
 /* A child that has ended although nobody asked it to; -1: none. */
 int local_dead(const struct local_ring *l);
 /* ERR_CLOSED: "rank 1 ended (signal 9); its last line: ..." */
