@@ -6,6 +6,8 @@
  *
  * usage: bench_engine MODEL [THREADS [PP [TG [REPETITIONS]]]]; prints "pp RATE" and "tg RATE" in tokens/s, medians.
  */
+#include "stats.h"
+
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/parse.h"
@@ -124,18 +126,6 @@ static void step(struct run *r, uint32_t n, bool reset)
     r->entry.pos = pos + n;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, uint32_t n)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 static double seconds_since(uint64_t t0)
 {
     return (double)(clock_now_ns() - t0) / 1e9;
@@ -234,9 +224,9 @@ int main(int argc, char **argv)
     if (rate > 0)
         printf("memory %.1f GB/s with %u threads\n", rate / 1e9, threads);
     if (n_pp)
-        printf("pp %.2f\n", median(pp, reps));
+        printf("pp %.2f\n", stats_median(pp, reps));
     if (n_tg) {
-        double t = median(tg, reps), bytes = bytes_per_token(g, info);
+        double t = stats_median(tg, reps), bytes = bytes_per_token(g, info);
         printf("tg %.2f\n", t);
         printf("one token: %.3f ms, %.1f MB of weights, %.1f GB/s", 1e3 / t, bytes / 1e6, bytes * t / 1e9);
         printf(rate > 0 ? ", %.0f %% of the memory's\n" : "\n", 100 * bytes * t / rate);

@@ -9,6 +9,8 @@
  * alike: a frame then always crosses CPUs. Exit status 1 when the ring's hop is over MAX_RATIO times the other there.
  * A second line shows the same left to the scheduler, which often lets both ends of the ping-pong share one CPU.
  */
+#include "stats.h"
+
 #include "base/clock.h"
 #include "base/thread.h"
 #include "net/tcp.h"
@@ -233,18 +235,6 @@ static void pong_main(int listen_fd, size_t len)
 
 /* --- measuring --------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 static void make_frame(struct buf *out)
 {
     static float rows[N_EMBD];
@@ -296,7 +286,7 @@ static double measure(struct stage *s, int ping_fd, const struct buf *frame, con
         n += N_ROUNDS;
     }
     free(in);
-    const double r = median(ring, n), p = median(ping, n), ratio = r / p;
+    const double r = stats_median(ring, n), p = stats_median(ping, n), ratio = r / p;
     printf("hop of %zu bytes, %s, median of %zu rounds: ring of %u %.1f us (%s), plain TCP %.1f us, ratio %.2f\n",
            frame->len, how, n, N_STAGES, r, link_cipher_name(s->out), p, ratio);
     fflush(stdout);

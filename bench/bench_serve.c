@@ -6,6 +6,8 @@
  *
  * usage: bench_serve [TOKENS [ROUNDS]]; exit status 1 when the median of both together is above 150 us.
  */
+#include "stats.h"
+
 #include "api/api.h"
 #include "base/clock.h"
 #include "base/parse.h"
@@ -94,18 +96,6 @@ static uint32_t stream(uint16_t port, uint32_t n, uint64_t *at)
     return got;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double percentile(double *v, uint32_t n, double p)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return v[(uint32_t)(p * (n - 1))];
-}
-
 int main(int argc, char **argv)
 {
     struct err e;
@@ -146,17 +136,17 @@ int main(int argc, char **argv)
             next[count] = (double)(began[i + 1] - ended[i]) / 1e3;
             both[count] = out[count] + next[count];
         }
-        double middle = percentile(both, count, 0.5);
+        double middle = stats_percentile(both, count, 0.5);
         if (k > 0) {
             medians[k - 1] = middle;
             printf("round %u: %u tokens; to the client %.0f us (99 %%: %.0f), to the next step %.0f us (99 %%: %.0f); "
                    "both "
                    "%.0f us\n",
-                   k - 1, got, percentile(out, count, 0.5), percentile(out, count, 0.99), percentile(next, count, 0.5),
-                   percentile(next, count, 0.99), middle);
+                   k - 1, got, stats_percentile(out, count, 0.5), stats_percentile(out, count, 0.99),
+                   stats_percentile(next, count, 0.5), stats_percentile(next, count, 0.99), middle);
         }
     }
-    double middle = percentile(medians, rounds, 0.5);
+    double middle = stats_percentile(medians, rounds, 0.5);
     printf("the API and the scheduler add %.0f us to a token (wanted: at most %.0f)\n", middle, WANTED_US);
     api_stop(api);
     node_stop(node);

@@ -8,14 +8,13 @@
  * usage: bench_streams [MODEL [STREAMS [ROUNDS]]]; exit status 1 when a ratio is below what issue 5 wants (1.8 for N
  * streams and the prompt, 0.95 for one stream).
  */
+#include "rig.h"
+#include "stats.h"
+
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/parse.h"
 #include "base/thread.h"
-#include "cli/layout.h"
-#include "cli/rank.h"
-#include "lib/maker.h"
-#include "net/tcp.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,18 +26,6 @@
 #define N_TOKENS    48   /* of each stream */
 #define N_PROMPT    1024 /* tokens of the long prompt */
 
-struct ring {
-    struct manifest m;
-    struct key_secret secrets[2];
-    struct rank ranks[2];
-};
-
-static void die(const struct err *e)
-{
-    fprintf(stderr, "bench_streams: %s: %s\n", err_name(e->code), e->msg);
-    exit(1);
-}
-
 /* "0:A,A:N": the block at which what each of two ranks reads per token is most alike. The table of embeddings costs
  * nothing, the head does. */
 static void cut_evenly(const struct gguf *g, char layers[48])
@@ -47,7 +34,7 @@ static void cut_evenly(const struct gguf *g, char layers[48])
     struct hparams h;
     struct model_sizes s;
     if (hparams_read(g, &h, &e) != OK || model_sizes_read(g, &h, &s, &e) != OK)
-        die(&e);
+        rig_die(&e);
     uint64_t all = s.head_bytes, left = 0, best = UINT64_MAX;
     uint32_t cut = 1;
     for (uint32_t b = 0; b < s.n_block; b++)
@@ -63,43 +50,6 @@ static void cut_evenly(const struct gguf *g, char layers[48])
     snprintf(layers, 48, "0:%u,%u:%u", cut, cut, s.n_block);
     model_sizes_fini(&s);
     hparams_fini(&h);
-}
-
-static void ring_up(struct ring *r, const struct gguf *g, const char *layers, uint32_t n_streams)
-{
-    struct err e;
-    int fds[2] = {-1, -1};
-    struct layout_options o = {.layers = layers, .n_ctx = N_PROMPT + 128, .n_slots = n_streams};
-    struct rank_options ro = {.n_threads = 1};
-    memset(r, 0, sizeof *r);
-    if (!layers)
-        o.n_stages = 1;
-    if (layout_make(g, &o, &r->m, &e) != OK)
-        die(&e);
-    uint32_t n = r->m.n_ranks;
-    for (uint32_t i = 0; i < n; i++) {
-        uint16_t port;
-        key_generate(&r->secrets[i]);
-        key_public_of(&r->secrets[i], &r->m.ranks[i].key);
-        if (n > 1 && net_tcp_listen("127.0.0.1:0", &fds[i], &port, &e) != OK)
-            die(&e);
-        if (n > 1)
-            snprintf(r->m.ranks[i].addr, sizeof r->m.ranks[i].addr, "127.0.0.1:%u", port);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        struct node_config c = {.secret = &r->secrets[i], .listen_fd = fds[i]};
-        if (rank_open(&r->ranks[i], g, &r->m, i, NULL, &ro, &e) != OK || rank_start(&r->ranks[i], &r->m, &c, &e) != OK)
-            die(&e);
-    }
-    if (node_wait_ready(r->ranks[0].node, clock_deadline_ms(30000), &e) != OK)
-        die(&e);
-}
-
-static void ring_down(struct ring *r)
-{
-    for (uint32_t i = 0; i < r->m.n_ranks; i++)
-        rank_close(&r->ranks[i]);
-    manifest_fini(&r->m);
 }
 
 /* --- requests ----------------------------------------------------------------------------------------------------- */
@@ -167,7 +117,7 @@ static void on_stream_end(void *ctx, uint64_t id, enum sched_reason reason, enum
 static uint64_t seed = 1;
 
 /* n streams with prompts of n_prompt random tokens and n_tok tokens to write. Seconds from the start to the end. */
-static double serve(struct ring *r, uint32_t n, uint32_t n_prompt, uint32_t n_tok, struct tally *t)
+static double serve(struct rig *r, uint32_t n, uint32_t n_prompt, uint32_t n_tok, struct tally *t)
 {
     struct err e;
     struct stream s[MAX_STREAMS];
@@ -189,7 +139,7 @@ static double serve(struct ring *r, uint32_t n, uint32_t n_prompt, uint32_t n_to
                                   .on_token = on_stream_token,
                                   .on_end = on_stream_end};
         if (node_submit(r->ranks[0].node, &q, &id, &e) != OK)
-            die(&e);
+            rig_die(&e);
     }
     pthread_mutex_lock(&t->mutex);
     while (t->n_ended < n)
@@ -201,14 +151,14 @@ static double serve(struct ring *r, uint32_t n, uint32_t n_prompt, uint32_t n_to
 }
 
 /* Tokens per second once every stream has begun. */
-static double decode(struct ring *r, uint32_t n)
+static double decode(struct rig *r, uint32_t n)
 {
     struct tally t;
     serve(r, n, 8, N_TOKENS, &t);
     return (double)t.n_tok * 1e9 / (double)(t.last_ns - t.all_began_ns);
 }
 
-static double prefill(struct ring *r)
+static double prefill(struct rig *r)
 {
     struct tally t;
     return N_PROMPT / serve(r, 1, N_PROMPT, 1, &t);
@@ -216,21 +166,9 @@ static double prefill(struct ring *r)
 
 /* --- the comparison ----------------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, uint32_t n)
-{
-    qsort(v, n, sizeof *v, by_value);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 enum figure { STREAMS, PROMPT, SINGLE, N_FIGURES };
 
-static double measure(struct ring *r, enum figure f, uint32_t n_streams)
+static double measure(struct rig *r, enum figure f, uint32_t n_streams)
 {
     return f == STREAMS ? decode(r, n_streams) : f == PROMPT ? prefill(r) : decode(r, 1);
 }
@@ -243,25 +181,19 @@ int main(int argc, char **argv)
     } figures[N_FIGURES] = {
         [STREAMS] = {"streams", 1.8}, [PROMPT] = {"prompt of 1024", 1.8}, [SINGLE] = {"one stream", 0.95}};
     struct err e;
-    const char *path = argc > 1 ? argv[1] : KV_TEST_SCRATCH "/bench-qwen3.gguf";
     uint32_t n_streams = 8, rounds = 5;
     if ((argc > 2 && parse_u32("STREAMS", argv[2], 1, MAX_STREAMS, &n_streams, &e) != OK) ||
         (argc > 3 && parse_u32("ROUNDS", argv[3], 1, MAX_ROUNDS, &rounds, &e) != OK) || key_library_init(&e) != OK)
-        die(&e);
-    if (argc <= 1 && access(path, R_OK) != 0) {
-        struct maker_params p;
-        if (maker_preset("qwen3-0.6b", &p, &e) != OK || maker_write(path, &p, &e) != OK)
-            die(&e);
-    }
-    struct gguf *g;
+        rig_die(&e);
+    struct gguf *g = rig_model(argc > 1 ? argv[1] : NULL, "qwen3-0.6b", KV_TEST_SCRATCH "/bench-qwen3.gguf");
     char layers[48];
-    if (gguf_open(path, &g, &e) != OK)
-        die(&e);
     cut_evenly(g, layers);
-    printf("%s, %u streams; ring: %s\n", path, n_streams, layers);
-    struct ring one, two;
-    ring_up(&one, g, NULL, n_streams);
-    ring_up(&two, g, layers, n_streams);
+    printf("%s, %u streams; ring: %s\n", gguf_path(g), n_streams, layers);
+    struct rig one, two;
+    struct layout_options whole = {.n_stages = 1, .n_ctx = N_PROMPT + 128, .n_slots = n_streams};
+    struct layout_options halves = {.layers = layers, .n_ctx = N_PROMPT + 128, .n_slots = n_streams};
+    rig_up(&one, g, &whole);
+    rig_up(&two, g, &halves);
     double v[N_FIGURES][2][MAX_ROUNDS];
     for (uint32_t k = 0; k < rounds; k++) {
         for (int f = 0; f < N_FIGURES; f++) {
@@ -274,13 +206,13 @@ int main(int argc, char **argv)
     }
     int worst = 0;
     for (int f = 0; f < N_FIGURES; f++) {
-        double a = median(v[f][0], rounds), b = median(v[f][1], rounds);
+        double a = stats_median(v[f][0], rounds), b = stats_median(v[f][1], rounds);
         printf("%-14s one rank %7.1f, two ranks %7.1f tokens/s, ratio %.2f (wanted: %.2f)\n", figures[f].name, a, b,
                b / a, figures[f].wanted);
         worst |= b / a < figures[f].wanted;
     }
-    ring_down(&two);
-    ring_down(&one);
+    rig_down(&two);
+    rig_down(&one);
     gguf_close(g);
     return worst;
 }
