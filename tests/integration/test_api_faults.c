@@ -155,7 +155,14 @@ static void test_a_full_queue_is_a_429_at_every_rank(void **state)
     for (uint32_t i = 0; i < 8; i++)
         assert_true(web_send(&w[i], api_rig_port(r, i % 3), "POST", CHATS, NULL,
                              i % 2 ? "{" HI ",\"max_tokens\":2,\"stream\":true}" : "{" HI ",\"max_tokens\":2}"));
-    usleep(300000); /* all of them get to rank 0; were one late, it would find a place and this test be weaker */
+    struct node_stats k;
+    uint64_t deadline = clock_deadline_ms(API_RIG_MS);
+    do { /* until all of them are at rank 0: one that came later would find a place */
+        usleep(1000);
+        node_stats_get(r->node[0], &k);
+    } while (k.sched.n_active + k.sched.n_waiting + k.sched.n_refused < 8 && clock_now_ns() < deadline);
+    assert_int_equal(k.sched.n_active + k.sched.n_waiting, 2);
+    assert_int_equal(k.sched.n_refused, 6);
     atomic_store(&r->hold, false);
     for (uint32_t i = 0; i < 8; i++) {
         assert_true(web_end(&w[i], API_RIG_MS));
@@ -168,7 +175,8 @@ static void test_a_full_queue_is_a_429_at_every_rank(void **state)
         assert_non_null(web_header(&w[i], "retry-after"));
         must_fail(&w[i], 429, "rate_limit_exceeded", "busy");
     }
-    assert_true(n_good >= 2 && n_busy >= 1);
+    assert_int_equal(n_good, 2);
+    assert_int_equal(n_busy, 6);
     api_rig_free(r);
 }
 
