@@ -33,9 +33,10 @@ BEGIN {
     may["plan"] = " base crypto model "
     may["ring"] = " base batch crypto net plan "
     may["http"] = " base "
+    may["shard"] = " base crypto model http "
     may["api"] = " base batch crypto model tok http plan ring "
-    may["cli"] = " base batch crypto net model tok engine plan ring http api "
-    yyjson = " model plan api cli "
+    may["cli"] = " base batch crypto net model tok engine plan ring http shard api "
+    yyjson = " model plan shard api cli "
 }
 FNR == 1 {
     end_of_file()

@@ -34,6 +34,21 @@ struct gguf_tensor {
 enum err_code gguf_open(const char *path, struct gguf **out, struct err *e) KV_MUST_USE;
 /* The same from memory (one file), borrowed until gguf_close. For tests and fuzzing. */
 enum err_code gguf_open_mem(const void *data, size_t len, struct gguf **out, struct err *e) KV_MUST_USE;
+/* The same from headers alone, of files that lie elsewhere: there is no fd, tensors have places but no bytes. head is
+ * borrowed until gguf_close. */
+struct gguf_part {
+    const char *name; /* for messages and gguf_file_path */
+    const void *head; /* at least what gguf_head_need asked for */
+    size_t head_len;
+    uint64_t file_size;
+};
+enum err_code gguf_open_heads(const struct gguf_part *parts, uint32_t n, struct gguf **out, struct err *e) KV_MUST_USE;
+/* Does [head, head + len) hold the whole header of a file of file_size bytes? *need: 0: yes; else how many bytes of the
+ * file to get before asking again, more than len and never more than file_size. Errors as of gguf_scan. */
+enum err_code gguf_head_need(const void *head, size_t len, uint64_t file_size, uint64_t *need,
+                             struct err *e) KV_MUST_USE;
+/* "NAME-00002-of-00003.gguf": the length of NAME, the part (from 1) and how many there are. false: no such name. */
+bool gguf_split_name(const char *path, size_t *prefix, uint32_t *part, uint32_t *count);
 void gguf_close(struct gguf *g);
 
 const char *gguf_path(const struct gguf *g); /* as given to gguf_open, "(memory)" else */

@@ -39,4 +39,36 @@ struct model_sizes;
 enum err_code index_write(const struct gguf *g, const struct hparams *h, const struct model_sizes *s,
                           const struct index *x, struct buf *out, struct err *e) KV_MUST_USE;
 
+/* An index read back from its JSON: from a file or a server, so everything in it is checked. */
+struct index_tensor {
+    const char *name;
+    int64_t ne[4];
+    int type;
+    uint32_t file;
+    uint64_t offset, size;
+    uint8_t digest[DIGEST_BYTES];
+};
+struct index_file {
+    uint8_t model_id[DIGEST_BYTES];
+    size_t n_files, n_tensors;
+    struct index_part {
+        const char *name;
+        uint64_t size;
+    } *files;
+    struct index_tensor *tensors; /* sorted by name */
+    void *text;                   /* owns the strings */
+};
+/* ERR_FORMAT says at which tensor or key; ERR_UNSUPPORTED for another version; ERR_LIMIT; ERR_NOMEM. */
+enum err_code index_read(const void *json, size_t len, struct index_file *out, struct err *e) KV_MUST_USE;
+void index_file_fini(struct index_file *f);
+
+/* The digests of f in g's order, when f is the index of g: same tensors, shapes, types, and the model id follows from
+ * g's metadata and the digests. Offsets and file names may differ (another split). ERR_MISMATCH says what differs. */
+enum err_code index_match(const struct index_file *f, const struct gguf *g, struct index *out,
+                          struct err *e) KV_MUST_USE;
+
+/* Reads g's tensors and compares each with x. ERR_MISMATCH names the first tensor that differs and its file. */
+enum err_code index_verify(const struct gguf *g, const struct index *x, index_progress *progress, void *ctx,
+                           struct err *e) KV_MUST_USE;
+
 #endif
