@@ -91,13 +91,13 @@ static enum err_code file_parsed(struct gguf_file *f, struct err *e)
 
 static enum err_code file_scan(const struct gguf_file *f, struct err *e)
 {
-    size_t len = f->size < GGUF_SCAN_MAX_HEADER_BYTES + 4096 ? (size_t)f->size : GGUF_SCAN_MAX_HEADER_BYTES + 4096;
+    size_t len = f->size < GGUF_SCAN_MAX_BYTES ? (size_t)f->size : GGUF_SCAN_MAX_BYTES;
     struct io_map m;
     enum err_code rc = len == 0 ? err_set(e, ERR_FORMAT, "the file is empty") : OK;
     if (rc == OK)
         rc = io_map_range(fileno(f->stream), 0, len, &m, e);
     if (rc == OK) {
-        rc = gguf_scan(m.data, m.len, f->size, type_of, e);
+        rc = gguf_scan(m.data, m.len, f->size, type_of, NULL, e);
         io_unmap(&m);
     }
     if (rc != OK)
@@ -143,18 +143,18 @@ static bool five_digits(const char *p, uint32_t *out)
     return true;
 }
 
-/* "dir/name-00002-of-00003.gguf": cuts out prefix length, part and count. */
-static bool split_name(const char *path, size_t *prefix, uint32_t *count)
+bool gguf_split_name(const char *path, size_t *prefix, uint32_t *part, uint32_t *count)
 {
     size_t n = strlen(path);
     const char *end = n < 20 ? path : path + n - 20;
-    uint32_t part, total;
-    if (n < 20 || end[0] != '-' || !five_digits(end + 1, &part) || memcmp(end + 6, "-of-", 4) != 0 ||
+    uint32_t no, total;
+    if (n < 20 || end[0] != '-' || !five_digits(end + 1, &no) || memcmp(end + 6, "-of-", 4) != 0 ||
         !five_digits(end + 10, &total) || strcmp(end + 15, ".gguf") != 0)
         return false;
-    if (total < 1 || total > GGUF_MAX_FILES || part < 1 || part > total)
+    if (total < 1 || total > GGUF_MAX_FILES || no < 1 || no > total)
         return false;
     *prefix = n - 20;
+    *part = no;
     *count = total;
     return true;
 }
@@ -246,8 +246,8 @@ static enum err_code split_check(const struct gguf *g, struct err *e)
 static enum err_code open_files(struct gguf *g, struct err *e)
 {
     size_t prefix = 0;
-    uint32_t count = 1;
-    bool split = split_name(g->path, &prefix, &count);
+    uint32_t count = 1, part;
+    bool split = gguf_split_name(g->path, &prefix, &part, &count);
     g->files = calloc(count, sizeof *g->files);
     if (!g->files)
         return err_set(e, ERR_NOMEM, "out of memory");
@@ -285,34 +285,79 @@ enum err_code gguf_open(const char *path, struct gguf **out, struct err *e)
     return OK;
 }
 
+/* Of a file that is not there only its header is, at least. A part without a name is one of gguf_open_mem. */
+static enum err_code open_part(struct gguf_file *f, const struct gguf_part *p, struct err *e)
+{
+    uint64_t need;
+    f->size = p->file_size;
+    f->path = strdup(p->name ? p->name : "(memory)");
+    if (!f->path)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    enum err_code rc = gguf_head_need(p->head, p->head_len, p->file_size, &need, e);
+    if (rc == OK && need > 0)
+        rc = err_set(e, ERR_ARG, "the header is longer than the %zu bytes given", p->head_len);
+    if (rc != OK && p->name)
+        err_prefix(e, "%s", p->name);
+    if (rc != OK)
+        return rc;
+    reader_text[0] = 0;
+    f->ctx = gguf_init_from_buffer(p->head, p->head_len, (struct gguf_init_params){.no_alloc = true});
+    return file_parsed(f, e);
+}
+
+static enum err_code open_parts(struct gguf *g, const struct gguf_part *parts, uint32_t n, struct err *e)
+{
+    g->path = strdup(parts[0].name ? parts[0].name : "(memory)");
+    g->files = calloc(n, sizeof *g->files);
+    if (!g->path || !g->files)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    g->n_files = n;
+    for (uint32_t i = 0; i < n; i++) {
+        enum err_code rc = open_part(&g->files[i], &parts[i], e);
+        if (rc != OK)
+            return rc;
+    }
+    return tensor_table(g, e);
+}
+
 enum err_code gguf_open_mem(const void *data, size_t len, struct gguf **out, struct err *e)
 {
+    const struct gguf_part part = {.head = data, .head_len = len, .file_size = len};
     gguf_take_ggml_log();
     struct gguf *g = calloc(1, sizeof *g);
-    if (g) {
-        g->path = strdup("(memory)");
-        g->files = calloc(1, sizeof *g->files);
-    }
-    if (!g || !g->path || !g->files || !(g->files[0].path = strdup(g->path))) {
-        gguf_close(g);
+    if (!g)
         return err_set(e, ERR_NOMEM, "out of memory");
-    }
-    g->n_files = 1;
-    g->files[0].size = len;
-    enum err_code rc = gguf_scan(data, len, len, type_of, e);
-    if (rc == OK) {
-        reader_text[0] = 0;
-        g->files[0].ctx = gguf_init_from_buffer(data, len, (struct gguf_init_params){.no_alloc = true});
-        rc = file_parsed(&g->files[0], e);
-    }
-    if (rc == OK)
-        rc = tensor_table(g, e);
+    enum err_code rc = open_parts(g, &part, 1, e);
     if (rc != OK) {
         gguf_close(g);
         return rc;
     }
     *out = g;
     return OK;
+}
+
+enum err_code gguf_open_heads(const struct gguf_part *parts, uint32_t n, struct gguf **out, struct err *e)
+{
+    if (n == 0 || n > GGUF_MAX_FILES)
+        return err_set(e, ERR_ARG, "a model in %u files; 1 to %d are possible", n, GGUF_MAX_FILES);
+    gguf_take_ggml_log();
+    struct gguf *g = calloc(1, sizeof *g);
+    if (!g)
+        return err_set(e, ERR_NOMEM, "out of memory");
+    enum err_code rc = open_parts(g, parts, n, e);
+    if (rc == OK)
+        rc = split_check(g, e);
+    if (rc != OK) {
+        gguf_close(g);
+        return rc;
+    }
+    *out = g;
+    return OK;
+}
+
+enum err_code gguf_head_need(const void *head, size_t len, uint64_t file_size, uint64_t *need, struct err *e)
+{
+    return gguf_scan(head, len, file_size, type_of, need, e);
 }
 
 void gguf_close(struct gguf *g)

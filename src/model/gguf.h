@@ -43,8 +43,9 @@ struct gguf_part {
     uint64_t file_size;
 };
 enum err_code gguf_open_heads(const struct gguf_part *parts, uint32_t n, struct gguf **out, struct err *e) KV_MUST_USE;
-/* Does [head, head + len) hold the whole header of a file of file_size bytes? *need: 0: yes; else how many bytes of the
- * file to get before asking again, more than len and never more than file_size. Errors as of gguf_scan. */
+/* Does [head, head + len) hold the whole header (and its padding) of a file of file_size bytes? *need: 0: yes; else how
+ * many bytes of the file to get before asking again: more than len and never more than file_size, at least twice len,
+ * more where what was seen says so. ERR_FORMAT, ERR_LIMIT, ERR_UNSUPPORTED, ERR_NOMEM. */
 enum err_code gguf_head_need(const void *head, size_t len, uint64_t file_size, uint64_t *need,
                              struct err *e) KV_MUST_USE;
 /* "NAME-00002-of-00003.gguf": the length of NAME, the part (from 1) and how many there are. false: no such name. */

@@ -34,6 +34,7 @@ struct name {
 struct scan {
     struct cursor c;
     uint64_t file_len;
+    uint64_t more; /* what stopped the walk needs the file's bytes up to here, which are not given; 0: another reason */
     gguf_scan_type_fn types;
     uint32_t align;
     uint64_t data_size; /* of the tensors so far, padded */
@@ -41,8 +42,24 @@ struct scan {
     struct err *e;
 };
 
+/* Bytes of the file from here on, given or not. */
+static uint64_t file_left(const struct scan *s)
+{
+    return s->file_len - s->c.pos;
+}
+
+/* The n bytes from here on are in the file but were not given. */
+static enum err_code not_given(struct scan *s, uint64_t n)
+{
+    s->more = s->c.pos + n;
+    return err_set(s->e, ERR_LIMIT, "the header is longer than the %zu bytes looked at", s->c.len);
+}
+
+/* A fixed-size field was not there. */
 static enum err_code cut_short(struct scan *s, const char *what)
 {
+    if (s->c.len < s->file_len)
+        return not_given(s, s->c.len - s->c.pos + 1);
     return err_set_at(s->e, ERR_FORMAT, (int64_t)s->c.pos, "the file ends within %s %s", what, s->shown);
 }
 
@@ -54,13 +71,28 @@ static const uint8_t *string(struct scan *s, const char *what, size_t *len, enum
         *rc = cut_short(s, what);
         return NULL;
     }
-    if (n > cursor_left(&s->c)) {
+    if (n > file_left(s)) {
         *rc = err_set_at(s->e, ERR_FORMAT, (int64_t)s->c.pos - 8,
                          "%s %s has a string of %" PRIu64 " bytes, more than the file has left", what, s->shown, n);
         return NULL;
     }
+    if (n > cursor_left(&s->c)) {
+        *rc = not_given(s, n);
+        return NULL;
+    }
     *len = (size_t)n;
     return cursor_bytes(&s->c, (size_t)n);
+}
+
+/* Where `done` of n items took the bytes since `from`, about what all of them take: a guess, so that a header that is
+ * fetched comes in few pieces. */
+static void guess_more(struct scan *s, size_t from, uint64_t done, uint64_t n)
+{
+    if (s->more == 0 || done == 0)
+        return;
+    uint64_t guess = (uint64_t)((double)(s->c.len - from) / (double)done * (double)n * 1.05);
+    if (guess < GGUF_SCAN_MAX_HEADER_BYTES && from + guess > s->more)
+        s->more = from + guess;
 }
 
 /* The name of key or tensor number i into *out and s->shown. */
@@ -129,13 +161,19 @@ static enum err_code array(struct scan *s)
             return err_set_at(s->e, ERR_LIMIT, at + 4,
                               "key %s is an array of %" PRIu64 " strings; at most %u are allowed", s->shown, n,
                               GGUF_SCAN_MAX_STRINGS);
-        for (uint64_t i = 0; i < n && rc == OK; i++)
+        size_t from = s->c.pos;
+        for (uint64_t i = 0; i < n && rc == OK; i++) {
             string(s, "key", &len, &rc);
+            if (rc != OK)
+                guess_more(s, from, i, n);
+        }
         return rc;
     }
-    if (n > cursor_left(&s->c) / width[type])
+    if (n > file_left(s) / width[type])
         return err_set_at(s->e, ERR_FORMAT, at + 4,
                           "key %s is an array of %" PRIu64 " values, more than the file has left", s->shown, n);
+    if (n > cursor_left(&s->c) / width[type])
+        return not_given(s, n * width[type]);
     cursor_bytes(&s->c, (size_t)n * width[type]);
     return OK;
 }
@@ -252,8 +290,11 @@ static enum err_code items(struct scan *s, const char *what, uint64_t n, item_fn
     struct name *names = calloc(n ? (size_t)n : 1, sizeof *names);
     if (!names)
         return err_set(s->e, ERR_NOMEM, "out of memory for %" PRIu64 " names", n);
+    size_t from = s->c.pos;
     for (uint64_t i = 0; i < n && rc == OK; i++) {
         rc = one(s, i, &names[i]);
+        if (rc != OK && one == tensor)
+            guess_more(s, from, i, n);
         if (rc == OK && s->c.pos > GGUF_SCAN_MAX_HEADER_BYTES)
             rc = err_set_at(s->e, ERR_LIMIT, (int64_t)s->c.pos, "the header is larger than %u bytes",
                             GGUF_SCAN_MAX_HEADER_BYTES);
@@ -266,7 +307,7 @@ static enum err_code items(struct scan *s, const char *what, uint64_t n, item_fn
 
 static enum err_code count_check(struct scan *s, const char *what, uint64_t n, uint64_t max, size_t least, int64_t at)
 {
-    if (n > cursor_left(&s->c) / least)
+    if (n > file_left(s) / least)
         return err_set_at(s->e, ERR_FORMAT, at,
                           "the file says it has %" PRIu64 " %s, more than its %" PRIu64 " bytes can hold", n, what,
                           s->file_len);
@@ -276,28 +317,66 @@ static enum err_code count_check(struct scan *s, const char *what, uint64_t n, u
     return OK;
 }
 
-enum err_code gguf_scan(const void *data, size_t len, uint64_t file_len, gguf_scan_type_fn types, struct err *e)
+/* The magic and the version. */
+static enum err_code begin(struct scan *s)
 {
-    struct scan s = {.c = cursor_of(data, len), .file_len = file_len, .types = types, .align = DEFAULT_ALIGN, .e = e};
-    const uint8_t *magic = cursor_bytes(&s.c, 4);
-    if (len < HEADER_BYTES || !magic)
-        return err_set(e, ERR_FORMAT, "too short to be a GGUF file (%zu bytes)", len);
+    const uint8_t *magic = cursor_bytes(&s->c, 4);
+    if (s->c.len < HEADER_BYTES && s->c.len < s->file_len)
+        return not_given(s, HEADER_BYTES - s->c.pos);
+    if (s->c.len < HEADER_BYTES || !magic)
+        return err_set(s->e, ERR_FORMAT, "too short to be a GGUF file (%zu bytes)", s->c.len);
     if (memcmp(magic, "GGUF", 4) != 0)
-        return err_set(e, ERR_FORMAT, "not a GGUF file: it begins with %02x %02x %02x %02x, not \"GGUF\"", magic[0],
+        return err_set(s->e, ERR_FORMAT, "not a GGUF file: it begins with %02x %02x %02x %02x, not \"GGUF\"", magic[0],
                        magic[1], magic[2], magic[3]);
-    uint32_t version = cursor_u32(&s.c);
+    uint32_t version = cursor_u32(&s->c);
     if (version != 2 && version != 3)
-        return err_set_at(e, ERR_UNSUPPORTED, 4, "GGUF version %" PRIu32 " is not supported (known: 2 and 3)%s",
+        return err_set_at(s->e, ERR_UNSUPPORTED, 4, "GGUF version %" PRIu32 " is not supported (known: 2 and 3)%s",
                           version, version && (version & 0xffff) == 0 ? "; the file is big-endian" : "");
-    uint64_t n_tensors = cursor_u64(&s.c), n_keys = cursor_u64(&s.c);
-    enum err_code rc = count_check(&s, "tensors", n_tensors, GGUF_SCAN_MAX_TENSORS, MIN_TENSOR_BYTES, 8);
+    return OK;
+}
+
+static enum err_code walk(struct scan *s)
+{
+    enum err_code rc = begin(s);
+    if (rc != OK)
+        return rc;
+    uint64_t n_tensors = cursor_u64(&s->c), n_keys = cursor_u64(&s->c);
+    rc = count_check(s, "tensors", n_tensors, GGUF_SCAN_MAX_TENSORS, MIN_TENSOR_BYTES, 8);
     if (rc == OK)
-        rc = count_check(&s, "keys", n_keys, GGUF_SCAN_MAX_KEYS, MIN_KEY_BYTES, 16);
+        rc = count_check(s, "keys", n_keys, GGUF_SCAN_MAX_KEYS, MIN_KEY_BYTES, 16);
     if (rc == OK)
-        rc = items(&s, "key", n_keys, key);
+        rc = items(s, "key", n_keys, key);
     if (rc == OK)
-        rc = items(&s, "tensor", n_tensors, tensor);
-    if (rc == OK && n_tensors > 0 && (s.c.pos + s.align - 1) / s.align * s.align > file_len)
-        rc = err_set_at(e, ERR_FORMAT, (int64_t)s.c.pos, "the file is truncated: it ends before the tensors' data");
-    return rc;
+        rc = items(s, "tensor", n_tensors, tensor);
+    if (rc != OK || n_tensors == 0)
+        return rc;
+    uint64_t data = (s->c.pos + s->align - 1) / s->align * s->align;
+    if (data > s->file_len)
+        return err_set_at(s->e, ERR_FORMAT, (int64_t)s->c.pos,
+                          "the file is truncated: it ends before the tensors' data");
+    return data > s->c.len ? not_given(s, data - s->c.pos) : OK;
+}
+
+enum err_code gguf_scan(const void *data, size_t len, uint64_t file_len, gguf_scan_type_fn types, uint64_t *need,
+                        struct err *e)
+{
+    struct scan s = {
+        .c = cursor_of(data, len < file_len ? len : (size_t)file_len),
+        .file_len = file_len,
+        .types = types,
+        .align = DEFAULT_ALIGN,
+        .e = e,
+    };
+    enum err_code rc = walk(&s);
+    uint64_t most = file_len < GGUF_SCAN_MAX_BYTES ? file_len : GGUF_SCAN_MAX_BYTES;
+    if (need)
+        *need = 0;
+    if (rc == OK || s.more == 0)
+        return rc;
+    if (!need || len >= most)
+        return err_set_at(e, ERR_LIMIT, (int64_t)s.c.pos, "the header is larger than %u bytes",
+                          GGUF_SCAN_MAX_HEADER_BYTES);
+    *need = s.more > 2 * (uint64_t)len ? s.more : 2 * (uint64_t)len;
+    *need = *need < most ? *need : most;
+    return OK;
 }

@@ -17,7 +17,8 @@
 #define GGUF_SCAN_MAX_STRINGS      (1u << 22) /* in one array */
 #define GGUF_SCAN_MAX_HEADER_BYTES (512u << 20)
 #define GGUF_SCAN_MAX_ALIGNMENT    65536u
-#define GGUF_SCAN_MAX_NAME         63u /* bytes of a tensor's name */
+#define GGUF_SCAN_MAX_BYTES        (GGUF_SCAN_MAX_HEADER_BYTES + GGUF_SCAN_MAX_ALIGNMENT) /* no more is looked at */
+#define GGUF_SCAN_MAX_NAME         63u                                                    /* bytes of a tensor's name */
 
 /* A tensor type as the file numbers it: elements and bytes of one block; both 0 for a type that does not exist. */
 struct gguf_scan_type {
@@ -25,9 +26,11 @@ struct gguf_scan_type {
 };
 typedef struct gguf_scan_type (*gguf_scan_type_fn)(uint32_t type);
 
-/* data: the first len bytes of a file of file_len bytes (all of it, or at least GGUF_SCAN_MAX_HEADER_BYTES).
- * ERR_FORMAT, ERR_LIMIT, ERR_UNSUPPORTED (version), ERR_NOMEM; the message does not name the file. */
-enum err_code gguf_scan(const void *data, size_t len, uint64_t file_len, gguf_scan_type_fn types,
+/* data: the first len bytes of a file of file_len bytes. need NULL: all of it, or at least GGUF_SCAN_MAX_BYTES. Else
+ * *need: 0: the header is in it; or how many bytes to look at instead to know more (more than len, at most twice that
+ * or what is certainly or likely needed, never more than the file has). ERR_FORMAT, ERR_LIMIT, ERR_UNSUPPORTED
+ * (version), ERR_NOMEM; the message does not name the file. */
+enum err_code gguf_scan(const void *data, size_t len, uint64_t file_len, gguf_scan_type_fn types, uint64_t *need,
                         struct err *e) KV_MUST_USE;
 
 #endif
