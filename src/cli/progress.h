@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * One line on stderr that says how far something long has come, its rate and the time left: only when stderr is a
+ * terminal, only when it takes longer than half a second, and gone when it ends. One thread.
+ */
+#ifndef KVASIR_CLI_PROGRESS_H
+#define KVASIR_CLI_PROGRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct progress {
+    const char *what; /* "reading the model": not copied */
+    bool tty, shown;
+    uint64_t begin_ns, shown_ns;
+    uint64_t begin_bytes; /* done when it began: no part of the rate */
+};
+
+void progress_begin(struct progress *p, const char *what);
+
+/* Bytes done and in all. The rate is the mean since the first call. */
+void progress_show(struct progress *p, uint64_t done, uint64_t total);
+
+/* The same with a rate (bytes per second) and the seconds left known better; UINT64_MAX: not known. */
+void progress_show_rate(struct progress *p, uint64_t done, uint64_t total, uint64_t rate, uint64_t left_s);
+
+/* Removes the line. */
+void progress_end(struct progress *p);
+
+#endif
