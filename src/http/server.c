@@ -46,12 +46,19 @@ void conn_cut(struct http_conn *c)
 
 /* --- one connection --- */
 
+static bool waits_for_head(const struct http_conn *c)
+{
+    return (c->state == CONN_IDLE || c->state == CONN_READING) && !c->r && !c->head_seen;
+}
+
 static void arm(struct http_conn *c)
 {
     if (!c->wsi)
         return;
     uint32_t want = lws_partial_buffered(c->wsi) ? EPOLLOUT : 0;
-    if (c->state != CONN_BUSY)
+    if (waits_for_head(c))
+        want |= EPOLLIN | EPOLLRDHUP | EPOLLET; /* what has come stays in the socket until the head is whole */
+    else if (c->state != CONN_BUSY)
         want |= EPOLLIN;
     else if (!c->half_closed)
         want |= EPOLLRDHUP;
@@ -150,6 +157,13 @@ static void hand_over(struct http_conn *c)
     s->config.on_request(s->config.ctx, r);
 }
 
+/* After lws has read a head that is none to it: it has answered already, or closed. */
+static void told_if_closed(const struct http_conn *c)
+{
+    if (!c->wsi && !c->r)
+        reply_told(c->s, c->peer, 400, "The request was not understood.");
+}
+
 /* After lws has read something. */
 static void look_at_request(struct http_conn *c)
 {
@@ -167,6 +181,23 @@ static void look_at_request(struct http_conn *c)
     }
 }
 
+/* Nothing more is said on this connection. */
+static void begin_ending(struct http_conn *c)
+{
+    c->state = CONN_ENDING;
+    c->deadline_ns = clock_deadline_ms(ENDING_MS);
+    if (c->half_closed || shutdown(c->fd, SHUT_WR) != 0)
+        conn_cut(c);
+}
+
+/* A request that has not come whole: nothing was begun and lws holds nothing, so there is room for a word. */
+static void refuse_early(struct http_conn *c, unsigned status, const char *text)
+{
+    reply_raw(c->s, c->fd, c->peer, c->r, clock_now_ns() - c->began_ns, status, text);
+    begin_ending(c);
+    conn_mark_dirty(c);
+}
+
 /* The response is out: the next request, or the end. */
 static void next_request(struct http_conn *c)
 {
@@ -179,20 +210,20 @@ static void next_request(struct http_conn *c)
         service(c, LWS_POLLOUT); /* this is when lws begins anew */
         const bool leftover = c->leftover && c->wsi && lws_has_leftover(s);
         c->leftover = false;
+        c->head_seen = leftover; /* it is lws that has it */
+        c->began_ns = clock_now_ns();
         c->state = leftover ? CONN_READING : CONN_IDLE;
         c->deadline_ns = clock_deadline_ms(leftover ? s->config.head_ms : s->config.idle_ms);
         if (leftover) {
             c->replay = true;
             service(c, LWS_POLLIN);
             c->replay = false;
+            told_if_closed(c);
             look_at_request(c);
         }
         return;
     }
-    c->state = CONN_ENDING;
-    c->deadline_ns = clock_deadline_ms(ENDING_MS);
-    if (c->half_closed || shutdown(c->fd, SHUT_WR) != 0)
-        conn_cut(c);
+    begin_ending(c);
 }
 
 /* Sends, and notices what became of the connection. */
@@ -224,6 +255,38 @@ static void throw_away(struct http_conn *c)
         c->cut = true;
 }
 
+/* Bytes of a request may be there. */
+static void read_head(struct http_conn *c, bool half_closed)
+{
+    struct http_server *s = c->s;
+    struct head_fault f;
+    const ssize_t n = recv(c->fd, s->head, s->config.max_head + 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        c->cut = true; /* it has closed, or was reset */
+        return;
+    }
+    if (c->state == CONN_IDLE) {
+        c->state = CONN_READING;
+        c->began_ns = clock_now_ns();
+        c->deadline_ns = clock_deadline_ms(s->config.head_ms);
+    }
+    switch (head_check(s->head, (size_t)n, s->config.max_head, &f)) {
+    case HEAD_BAD:
+        refuse_early(c, f.status, f.text);
+        return;
+    case HEAD_PART:
+        c->cut = half_closed; /* the rest will not come */
+        return;
+    case HEAD_WHOLE:
+        c->head_seen = true;
+        service(c, LWS_POLLIN);
+        told_if_closed(c);
+        look_at_request(c);
+    }
+}
+
 static void on_conn_event(struct http_conn *c, uint32_t events)
 {
     if (c->dead)
@@ -239,11 +302,9 @@ static void on_conn_event(struct http_conn *c, uint32_t events)
         else if (events & EPOLLRDHUP && !c->r->ended)
             c->cut = true; /* nobody waits for the answer any more */
         c->half_closed = c->half_closed || (events & EPOLLRDHUP);
+    } else if (waits_for_head(c)) {
+        read_head(c, events & EPOLLRDHUP);
     } else if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
-        if (c->state == CONN_IDLE) {
-            c->state = CONN_READING;
-            c->deadline_ns = clock_deadline_ms(c->s->config.head_ms);
-        }
         service(c, LWS_POLLIN);
         look_at_request(c);
     }
@@ -256,10 +317,10 @@ static void on_conn_event(struct http_conn *c, uint32_t events)
 
 static void on_deadline(struct http_conn *c)
 {
-    /* A first response was never begun and lws holds none: there is room for a word. */
     if (c->state == CONN_READING)
-        reply_raw(c->fd, 408, "The request did not arrive in time.");
-    finish(c);
+        refuse_early(c, 408, "The request did not arrive in time.");
+    else
+        finish(c);
 }
 
 /* --- accepting --- */
@@ -341,7 +402,10 @@ static void accept_some(struct http_server *s)
         }
         set_options(s, fd);
         if (s->n_conns >= s->config.max_connections) {
-            reply_raw(fd, 503, "This server has as many connections as it may have: try again later.");
+            char peer[64];
+            peer_text(&ss, len, peer, sizeof peer);
+            reply_raw(s, fd, peer, NULL, 0, 503,
+                      "This server has as many connections as it may have: try again later.");
             shutdown(fd, SHUT_WR);
             close(fd);
         } else {
@@ -453,7 +517,7 @@ static enum err_code make_lws(struct http_server *s, struct err *e)
         .uid = (uid_t)-1,
         .fd_limit_per_thread = s->config.max_connections + 16, /* lws has a few of its own */
         .max_http_header_pool = (unsigned short)(s->config.max_connections + 16),
-        .max_http_header_data2 = s->config.max_head,
+        .max_http_header_data2 = s->config.max_head + 4096, /* it takes notes there, a few bytes a line */
         .pt_serv_buf_size = SERVER_IO_BYTES + LWS_PRE,
         .vhost_name = "http",
     };
@@ -500,6 +564,19 @@ static enum err_code split_addr(const char *addr, char *host, size_t size, char 
     return OK;
 }
 
+static void take_bound(struct http_server *s, const struct sockaddr_storage *ss)
+{
+    if (ss->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)ss;
+        s->port = ntohs(v6->sin6_port);
+        s->loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+    } else {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)ss;
+        s->port = ntohs(v4->sin_port);
+        s->loopback = ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    }
+}
+
 static enum err_code listen_on(struct http_server *s, const char *addr, struct err *e)
 {
     char host[256], port[8];
@@ -523,8 +600,7 @@ static enum err_code listen_on(struct http_server *s, const char *addr, struct e
                               addr)
                  : err_set_os(e, ERR_IO, errno, "cannot serve HTTP on %.80s", addr);
     else
-        s->port = ntohs(ss.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&ss)->sin6_port
-                                                 : ((struct sockaddr_in *)&ss)->sin_port);
+        take_bound(s, &ss);
     freeaddrinfo(list);
     return rc;
 }
@@ -553,6 +629,7 @@ static void server_free(struct http_server *s)
         close(s->epoll_fd);
     if (s->wake_fd >= 0)
         close(s->wake_fd);
+    free(s->head);
     free(s);
 }
 
@@ -569,10 +646,12 @@ enum err_code http_start(const struct http_config *config, struct http_server **
     c->max_connections = c->max_connections > 60000 ? 60000 : c->max_connections;
     c->max_body = c->max_body ? c->max_body : 8u << 20;
     c->max_head = c->max_head ? c->max_head : 16u << 10;
+    c->max_head = c->max_head < 32u << 10 ? c->max_head : 32u << 10; /* what any socket holds */
     c->head_ms = c->head_ms ? c->head_ms : 10000;
     c->idle_ms = c->idle_ms ? c->idle_ms : 30000;
     c->max_queued = c->max_queued ? c->max_queued : 1u << 20;
-    enum err_code rc = listen_on(s, config->addr, e);
+    s->head = malloc(c->max_head + 1);
+    enum err_code rc = s->head ? listen_on(s, config->addr, e) : err_set(e, ERR_NOMEM, "out of memory");
     if (rc == OK)
         rc = make_epoll(s, e);
     if (rc == OK)
@@ -600,6 +679,11 @@ void http_stop(struct http_server *s)
 uint16_t http_port(const struct http_server *s)
 {
     return s->port;
+}
+
+bool http_is_loopback(const struct http_server *s)
+{
+    return s->loopback;
 }
 
 void http_wake(struct http_server *s)

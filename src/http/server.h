@@ -2,8 +2,8 @@
  *
  * An HTTP/1.1 server on libwebsockets: one thread for all connections, no thread per request. It reads a request's head
  * and body within limits, hands it over, and sends a response, whole or in parts. It knows nothing of what is served.
- * What it cannot take it answers itself, with a status and a sentence as text/plain, or by closing; on_request then
- * does not hear of it. Request bodies need a content-length (chunks: 411). A client that closes its sending side before
+ * What it cannot take it answers itself, with a status and a sentence; on_request then does not hear of it, on_refused
+ * does. Request bodies need a content-length (chunks: 411). A client that closes its sending side before
  * its response is complete counts as gone.
  *
  * Unless said otherwise functions are called on the server's own thread (the loop), which runs all callbacks.
@@ -11,7 +11,7 @@
 #ifndef KVASIR_HTTP_SERVER_H
 #define KVASIR_HTTP_SERVER_H
 
-#include "base/err.h"
+#include "base/buf.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,12 +19,24 @@
 struct http_server;
 struct http_request; /* from on_request until on_gone */
 
+/* A request that the server answered itself. */
+struct http_refusal {
+    unsigned status;
+    const char *text;             /* why, a sentence */
+    const char *peer;             /* "127.0.0.1:5123" */
+    const struct http_request *r; /* method, path and headers; NULL when its head was not understood or never came */
+    uint64_t took_ns;             /* since its first byte */
+    /* To be filled in; what stays empty is the sentence as text/plain. Freed by the server. */
+    const char *type;
+    struct buf headers, body;
+};
+
 struct http_config {
     const char *addr;         /* "host:port"; port 0: any */
-    uint32_t max_connections; /* 0: 256; more are refused with 503 or closed */
+    uint32_t max_connections; /* 0: 256; more are refused with 503 */
     uint32_t max_body;        /* bytes; 0: 8 MiB; more: 413 */
-    uint32_t max_head;        /* bytes of request line and headers; 0: 16 KiB; more: 431 or closed */
-    uint32_t head_ms;         /* for a whole request (head and body) to arrive; 0: 10000; then 408 or closed */
+    uint32_t max_head;        /* bytes of request line and headers, at most 32 KiB; 0: 16 KiB; more: 431 */
+    uint32_t head_ms;         /* for a whole request (head and body) to arrive; 0: 10000; then 408 */
     uint32_t idle_ms;         /* kept-alive connections without a request, clients that take nothing; 0: 30000 */
     uint32_t max_queued;      /* bytes of http_write that may wait for a slow client; 0: 1 MiB; then it is cut off */
     void *ctx;
@@ -32,6 +44,8 @@ struct http_config {
     void (*on_request)(void *ctx, struct http_request *r);
     /* Exactly once for each request handed over, last: its response is out (done), or the client went away before. */
     void (*on_gone)(void *ctx, struct http_request *r, bool done);
+    /* Once for each request that was not handed over and not given up by the client. May be NULL. */
+    void (*on_refused)(void *ctx, struct http_refusal *x);
     /* After http_wake, and at least every 100 ms. */
     void (*on_wake)(void *ctx);
 };
@@ -41,6 +55,8 @@ enum err_code http_start(const struct http_config *config, struct http_server **
 /* Closes every connection, joins the thread; on_gone runs for open requests. Any thread but the loop. NULL is fine. */
 void http_stop(struct http_server *s);
 uint16_t http_port(const struct http_server *s);
+/* Does it listen on an address that only this machine reaches? */
+bool http_is_loopback(const struct http_server *s);
 /* Makes on_wake run soon. Any thread; cheap; calls may be merged. */
 void http_wake(struct http_server *s);
 

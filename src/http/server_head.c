@@ -21,6 +21,14 @@ static const struct {
     {WSI_TOKEN_PATCH_URI, "PATCH"},
 };
 
+const char *head_method(const char *p, size_t n)
+{
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+        if (strlen(methods[i].name) == n && memcmp(methods[i].name, p, n) == 0)
+            return methods[i].name;
+    return NULL;
+}
+
 void request_free(struct http_request *r)
 {
     if (!r)
@@ -49,12 +57,6 @@ static bool occurs(struct lws *wsi, enum lws_token_indexes token, int n, struct 
            lws_hdr_fragment_length(wsi, token, n - 1) > 0;
 }
 
-static bool token_char(unsigned char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           (c && strchr("!#$%&'*+-.^_`|~", c));
-}
-
 /* Appends name and value; value may have blanks around it (RFC 9110 §5.5). */
 static void put_header(struct http_request *r, const char *name, size_t name_len, const char *value, size_t len)
 {
@@ -63,7 +65,7 @@ static void put_header(struct http_request *r, const char *name, size_t name_len
     while (len && (value[len - 1] == ' ' || value[len - 1] == '\t'))
         len--;
     for (size_t i = 0; i < name_len; i++)
-        if (!token_char((unsigned char)name[i])) {
+        if (!head_token_char((unsigned char)name[i])) {
             refuse(r, 400, "A header has a name that is none.");
             return;
         }

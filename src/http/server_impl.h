@@ -55,8 +55,10 @@ struct http_conn {
     bool leftover;    /* lws has read beyond the request, and is held back */
     bool replay;      /* lws reads such bytes */
     bool half_closed; /* the client sends nothing more */
+    bool head_seen;   /* the head was looked at, or cannot be: lws reads it */
     bool dirty, dead, cut;
     uint64_t deadline_ns; /* of the state; 0: none */
+    uint64_t began_ns;    /* the request's first byte */
     struct http_request *r;
     char peer[64];
 };
@@ -68,11 +70,13 @@ struct http_server {
     lws_log_cx_t log; /* of its own: lws counts its users, with no lock around it */
     int listen_fd, epoll_fd, wake_fd;
     uint16_t port;
+    bool loopback;
     pthread_t thread;
     atomic_bool stop, woken;
     bool accept_paused; /* out of descriptors: again at the next tick */
     uint32_t n_conns;
     struct http_conn *conns, *dirty, *dead;
+    uint8_t *head; /* [max_head + 1] what a connection has in its socket */
     uint64_t date_s;
     char date[40];
     uint8_t scratch[LWS_PRE + SERVER_IO_BYTES];
@@ -86,11 +90,27 @@ void conn_cut(struct http_conn *c);        /* to be closed at once, when the loo
 int server_lws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t len);
 void request_free(struct http_request *r);
 
+/* The name of one of the methods that are served, NULL when it is none. */
+const char *head_method(const char *p, size_t n);
+
+/* --- server_check.c --- */
+enum head_state { HEAD_PART, HEAD_WHOLE, HEAD_BAD };
+struct head_fault {
+    unsigned status;
+    const char *text;
+};
+/* Of the n bytes that have come; *f is filled in when they are bad. */
+enum head_state head_check(const void *data, size_t n, size_t max, struct head_fault *f);
+bool head_token_char(unsigned char c);
+
 /* --- server_reply.c --- */
 /* A response of the server itself, after which the connection ends. */
 void reply_refuse(struct http_request *r, unsigned status, const char *text);
-/* The same in one piece, for connections that lws cannot write to yet. */
-void reply_raw(int fd, unsigned status, const char *text);
+/* The same in one piece, for connections that lws cannot write to yet. r: NULL when its head did not come. */
+void reply_raw(struct http_server *s, int fd, const char *peer, const struct http_request *r, uint64_t took_ns,
+               unsigned status, const char *text);
+/* Tells of what lws refused in its own way. */
+void reply_told(struct http_server *s, const char *peer, unsigned status, const char *text);
 /* Sends what the socket takes. */
 void reply_flush(struct http_conn *c);
 size_t reply_queued(const struct http_request *r);

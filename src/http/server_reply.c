@@ -4,6 +4,7 @@
  * because lws knows few reason phrases.
  */
 #include "base/clock.h"
+#include "base/log.h"
 #include "http/server_impl.h"
 
 #include <errno.h>
@@ -175,26 +176,60 @@ unsigned http_status(const struct http_request *r)
     return r->status;
 }
 
-void reply_refuse(struct http_request *r, unsigned status, const char *text)
+/* Tells whoever wants to know; x then has what is sent. */
+static void ask_refusal(struct http_server *s, struct http_refusal *x)
 {
-    r->keep = false;
-    char body[256];
-    const int n = snprintf(body, sizeof body, "%s\n", text);
-    const struct http_reply reply = {.status = status, .type = "text/plain; charset=utf-8"};
-    http_respond(r, &reply, body, (size_t)n);
+    if (s->config.on_refused)
+        s->config.on_refused(s->config.ctx, x);
+    if (x->body.failed || x->headers.failed || !x->type) {
+        buf_free(&x->body);
+        buf_free(&x->headers);
+        x->type = "text/plain; charset=utf-8";
+        buf_printf(&x->body, "%s\n", x->text);
+    }
 }
 
-void reply_raw(int fd, unsigned status, const char *text)
+static void refusal_free(struct http_refusal *x)
 {
-    char out[512];
-    const int n = snprintf(out, sizeof out,
-                           "HTTP/1.1 %u %s\r\nserver: kvasir/" KVASIR_VERSION
-                           "\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %zu\r\nconnection: "
-                           "close\r\n\r\n%s\n",
-                           status, reason_of(status), strlen(text) + 1, text);
+    buf_free(&x->body);
+    buf_free(&x->headers);
+}
+
+void reply_refuse(struct http_request *r, unsigned status, const char *text)
+{
+    struct http_refusal x = {
+        .status = status, .text = text, .peer = r->conn->peer, .r = r, .took_ns = clock_now_ns() - r->conn->began_ns};
+    ask_refusal(r->conn->s, &x);
+    r->keep = false;
+    const struct http_reply reply = {.status = status, .type = x.type, .headers = buf_str(&x.headers)};
+    http_respond(r, &reply, x.body.data, x.body.len);
+    refusal_free(&x);
+}
+
+void reply_raw(struct http_server *s, int fd, const char *peer, const struct http_request *r, uint64_t took_ns,
+               unsigned status, const char *text)
+{
+    struct http_refusal x = {.status = status, .text = text, .peer = peer, .r = r, .took_ns = took_ns};
+    struct buf out = {0};
+    ask_refusal(s, &x);
+    buf_printf(&out, "HTTP/1.1 %u %s\r\nserver: kvasir/" KVASIR_VERSION "\r\ndate: %s\r\ncontent-type: %s\r\n", status,
+               reason_of(status), date_of(s), x.type);
+    buf_put(&out, x.headers.data, x.headers.len);
+    buf_printf(&out, "content-length: %zu\r\nconnection: close\r\n\r\n", x.body.len);
+    buf_put(&out, x.body.data, x.body.len);
     /* As much as the socket takes at once: nobody waits for this one. */
-    if (send(fd, out, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-        return;
+    if (!out.failed && send(fd, out.data, out.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        log_debug("http", "%s did not take its refusal", peer);
+    buf_free(&out);
+    refusal_free(&x);
+}
+
+void reply_told(struct http_server *s, const char *peer, unsigned status, const char *text)
+{
+    struct http_refusal x = {.status = status, .text = text, .peer = peer};
+    if (s->config.on_refused)
+        s->config.on_refused(s->config.ctx, &x);
+    refusal_free(&x);
 }
 
 void reply_flush(struct http_conn *c)

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -70,6 +71,23 @@ static void on_gone(void *ctx, struct http_request *r, bool done)
     pthread_mutex_unlock(&a->lock);
 }
 
+static void on_refused(void *ctx, struct http_refusal *x)
+{
+    struct web *a = ctx;
+    pthread_mutex_lock(&a->lock);
+    a->n_refused++;
+    a->refused = x->status;
+    if (a->own_refusals) {
+        x->type = "x/y";
+        buf_puts(&x->headers, "x-own: no\r\n");
+        buf_printf(&x->body, "[%u %s]", x->status, x->r ? http_path(x->r) : "-");
+    }
+    if (!x->text[0] || strncmp(x->peer, "127.0.0.1:", 10) != 0)
+        abort(); /* not the test's thread */
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
 static void on_wake(void *ctx)
 {
     struct web *a = ctx;
@@ -98,6 +116,7 @@ void web_start(struct web *a, struct http_config config)
     config.on_request = on_request;
     config.on_gone = on_gone;
     config.on_wake = on_wake;
+    config.on_refused = on_refused;
     struct err e = {0};
     if (http_start(&config, &a->server, &e) != OK)
         fail_msg("%s", e.msg);

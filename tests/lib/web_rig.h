@@ -21,6 +21,8 @@ struct web {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     unsigned n_requests, n_done, n_cut, n_wakes;
+    unsigned n_refused, refused; /* by the server itself; the last one's status */
+    bool own_refusals;           /* they are answered with x/y and the status in brackets */
     struct http_request *stream; /* loop only */
     char part[256];
     bool end, flood;

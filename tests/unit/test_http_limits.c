@@ -56,6 +56,21 @@ static void test_refused_body_is_still_taken(void **state)
     web_stop(&a);
 }
 
+/* A head of exactly `total` bytes, where the filling is in one of four places. */
+static size_t make_head(char *text, size_t size, int kind, size_t total)
+{
+    static const char *const first[] = {"GET /", "GET /hello?",
+                                        "GET /hello HTTP/1.1\r\nX-Long: ", "GET /hello HTTP/1.1\r\nAccept: "};
+    const char *last =
+        kind < 2 ? " HTTP/1.1\r\n" HOST "Connection: close\r\n\r\n" : "\r\n" HOST "Connection: close\r\n\r\n";
+    const size_t used = strlen(first[kind]), fill = total - used - strlen(last);
+    assert_true(total < size);
+    memcpy(text, first[kind], used);
+    memset(text + used, 'a', fill);
+    memcpy(text + used + fill, last, strlen(last) + 1);
+    return total;
+}
+
 static void test_heads_over_the_limit(void **state)
 {
     (void)state;
@@ -63,32 +78,54 @@ static void test_heads_over_the_limit(void **state)
     static char text[40000];
     web_start(&a, (struct http_config){.max_head = 4096});
     for (int kind = 0; kind < 4; kind++) {
-        static const char *const first[] = {"GET /", "GET /hello?",
-                                            "GET /hello HTTP/1.1\r\nX-Long: ", "GET /hello HTTP/1.1\r\nAccept: "};
-        for (size_t n = 4090; n <= 4100; n++) {
-            const int used = snprintf(text, sizeof text, "%s", first[kind]);
-            memset(text + used, 'a', n);
-            const int more =
-                snprintf(text + used + n, 200, "%s\r\n" HOST "Connection: close\r\n\r\n", kind < 2 ? " HTTP/1.1" : "");
-            web_ask(&a, text, (size_t)used + n + (size_t)more, NULL);
-        }
-        memset(text + 100, 'a', sizeof text - 100);
-        web_ask(&a, text, sizeof text, NULL);
+        web_ask(&a, text, make_head(text, sizeof text, kind, 4096), kind == 0 ? "404" : "hello");
+        web_ask(&a, text, make_head(text, sizeof text, kind, 4097), "HTTP/1.1 431 Request Header Fields Too Large\r\n");
+        make_head(text, sizeof text, kind, 39000);
+        web_ask(&a, text, 39000, "HTTP/1.1 431 ");
+        memset(text + 100, 'a', sizeof text - 100); /* which never ends */
+        web_ask(&a, text, sizeof text, "HTTP/1.1 431 ");
     }
-    size_t at = (size_t)snprintf(text, sizeof text, "GET /hello HTTP/1.1\r\n" HOST);
-    for (int i = 0; i < 2000; i++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "x-%d: %d\r\n", i, i);
-    at += (size_t)snprintf(text + at, sizeof text - at, "\r\n");
-    web_ask(&a, text, at, NULL);
-    at = (size_t)snprintf(text, sizeof text, "GET /hello HTTP/1.1\r\n" HOST);
-    for (int i = 0; i < 500; i++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "Accept: a\r\n");
-    at += (size_t)snprintf(text + at, sizeof text - at, "\r\n");
-    web_ask(&a, text, at, NULL);
-    static const char good[] = "GET /hello HTTP/1.1\r\n" HOST "Connection: close\r\n\r\n";
-    assert_int_equal(web_now(&a, &a.n_requests), 0);
-    web_ask(&a, good, sizeof good - 1, "hello");
+    assert_int_equal(web_now(&a, &a.n_requests), 4);
+    assert_int_equal(web_now(&a, &a.n_refused), 12);
     web_stop(&a);
+}
+
+static void test_many_header_lines(void **state)
+{
+    (void)state;
+    static struct web a;
+    static char text[8192];
+    web_start(&a, (struct http_config){0});
+    for (int kind = 0; kind < 3; kind++) { /* known ones, own ones, and a query */
+        for (int n = 61; n <= 62; n++) {   /* of 64, three are the request line, Host and Connection */
+            size_t at = (size_t)snprintf(text, sizeof text, "GET /hello?");
+            for (int i = 0; kind == 2 && i < n; i++)
+                at += (size_t)snprintf(text + at, sizeof text - at, "a=%d&", i);
+            at += (size_t)snprintf(text + at, sizeof text - at, " HTTP/1.1\r\n" HOST "Connection: close\r\n");
+            for (int i = 0; kind < 2 && i < n; i++)
+                at += (size_t)snprintf(text + at, sizeof text - at, kind ? "x-%d: %d\r\n" : "Accept: a%d%d\r\n", i, i);
+            at += (size_t)snprintf(text + at, sizeof text - at, "\r\n");
+            web_ask(&a, text, at, n == 61 ? "hello" : "HTTP/1.1 431 ");
+        }
+    }
+    web_stop(&a);
+    assert_int_equal(a.n_requests, 3);
+    assert_int_equal(a.n_refused, 3);
+}
+
+static void test_refusals_in_a_form_of_ones_own(void **state)
+{
+    (void)state;
+    static struct web a;
+    web_start(&a, (struct http_config){.max_body = 10, .max_head = 1000});
+    a.own_refusals = true;
+    static const char large[] = "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 11\r\n\r\n0123456789a";
+    web_ask(&a, large, sizeof large - 1, "content-type: x/y\r\nx-own: no\r\ncontent-length: 11\r\n");
+    web_ask(&a, large, sizeof large - 1, "\r\n\r\n[413 /echo]");
+    web_ask(&a, "BREW / HTTP/1.1\r\n\r\n", 19, "content-type: x/y\r\nx-own: no\r\ncontent-length: 7\r\n");
+    web_ask(&a, "BREW / HTTP/1.1\r\n\r\n", 19, "\r\n\r\n[501 -]");
+    web_stop(&a);
+    assert_int_equal(a.n_refused, 4);
 }
 
 /* Says text and waits for the server to close. */
@@ -116,6 +153,7 @@ static void test_slow_requests_end(void **state)
     wait_closed(&a, "GET /hello HTTP/1.1\r\n" HOST "\r\n", "hello"); /* kept alive, then idle */
     web_stop(&a);
     assert_int_equal(a.n_requests, 1);
+    assert_int_equal(a.n_refused, 3);
 }
 
 static void test_trickling_does_not_extend_the_deadline(void **state)
@@ -168,52 +206,59 @@ static void test_malformed_requests(void **state)
     static const struct {
         const char *text;
         size_t n;
-        const char *want;
+        unsigned want;
     } cases[] = {
 #define CASE(text, want) {text, sizeof(text) - 1, want}
-        CASE("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", ""),
-        CASE("garbage\r\n\r\n", ""),
-        CASE("\0\0\0\0\r\n\r\n", ""),
-        CASE("\r\n\r\n", ""),
-        CASE("GET /hello\r\n\r\n", "400"),
-        CASE("GET /hello \r\n\r\n", "400"),
-        CASE("GET /hello HTTP/2.0\r\n" HOST "\r\n", "505"),
-        CASE("GET /hello FTP/1.1\r\n" HOST "\r\n", "400"),
-        CASE("GET /hello HTTP/1.10\r\n" HOST "\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\n\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\n" HOST HOST "\r\n", "400"),
-        CASE("GET hello HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("GET http://x/hello HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("GET /hel%00lo HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("GET /hello%zz HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("GET /hello HTTP/1.1\r\n" HOST "X-Own: b\0c\r\n\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\n" HOST "Accept: b\0c\r\n\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\n" HOST "X A: b\r\n\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\n" HOST ": b\r\n\r\n", ""),
-        CASE("GET /hello HTTP/1.1\r\n" HOST "X-Own: b\r\n folded: c\r\n\r\n", "400"),
-        CASE("GET /hello HTTP/1.1\r\nPOST /echo HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: -5\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5x\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: \r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5, 5\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length : 5\r\n\r\nabcde", "400"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nabcde", "411"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip\r\n\r\nabcde", "411"),
-        CASE("POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding:\r\n\r\nabcde", "411"),
-        CASE("CONNECT x:80 HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""),
-        CASE("BREW /hello HTTP/1.1\r\n" HOST "\r\n", ""),
-        CASE("GET /hello HTTP/1.1\r\n" HOST "Upgrade: TLS/1.0\r\n\r\n", ""),
+        CASE("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        CASE("garbage\r\n\r\n", 400),
+        CASE("\0\0\0\0\r\n\r\n", 400),
+        CASE("\r\n\r\n", 400),
+        CASE("GET /hello\r\n\r\n", 400),
+        CASE("GET /hello \r\n\r\n", 400),
+        CASE("GET  /hello HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hello HTTP/2.0\r\n" HOST "\r\n", 505),
+        CASE("GET /hello FTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hello HTTP/1.10\r\n" HOST "\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST HOST "\r\n", 400),
+        CASE("GET hello HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET http://x/hello HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hel%00lo HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hello%zz HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hello%6 HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "X-Own: b\0c\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "Accept: b\0c\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "X A: b\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST ": b\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "no colon\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "X-Own: b\r\n folded: c\r\n\r\n", 400),
+        CASE("GET /hello HTTP/1.1\r\nPOST /echo HTTP/1.1\r\n" HOST "\r\n", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: -5\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5x\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: \r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nContent-Length: 5\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5, 5\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length : 5\r\n\r\nabcde", 400),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nabcde", 411),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip\r\n\r\nabcde", 411),
+        CASE("POST /echo HTTP/1.1\r\n" HOST "Transfer-Encoding:\r\n\r\nabcde", 411),
+        CASE("CONNECT x:80 HTTP/1.1\r\n" HOST "\r\n", 501),
+        CASE("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 501),
+        CASE("BREW /hello HTTP/1.1\r\n" HOST "\r\n", 501),
+        CASE("GET /hello HTTP/1.1\r\n" HOST "Upgrade: TLS/1.0\r\n\r\n", 400),
 #undef CASE
     };
     static struct web a;
     web_start(&a, (struct http_config){0});
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        web_ask(&a, cases[i].text, cases[i].n, cases[i].want);
+        char want[32];
+        snprintf(want, sizeof want, "HTTP/1.1 %u ", cases[i].want);
+        web_ask(&a, cases[i].text, cases[i].n, want);
         if (web_now(&a, &a.n_requests) != 0)
             fail_msg("taken for a request: %s", cases[i].text);
+        if (web_now(&a, &a.n_refused) != i + 1 || web_now(&a, &a.refused) != cases[i].want)
+            fail_msg("not told as %u: %s", cases[i].want, cases[i].text);
     }
     static const char good[] = "GET /hello HTTP/1.1\r\n" HOST "Connection: close\r\n\r\n";
     web_ask(&a, good, sizeof good - 1, "hello");
@@ -244,6 +289,7 @@ static void test_requests_cut_anywhere(void **state)
     buf_free(&got);
     web_stop(&a);
     assert_int_equal(a.n_requests, 1);
+    assert_int_equal(a.n_refused, 0); /* who leaves is not refused */
 }
 
 int main(void)
@@ -252,6 +298,8 @@ int main(void)
         cmocka_unit_test(test_bodies_over_the_limit),
         cmocka_unit_test(test_refused_body_is_still_taken),
         cmocka_unit_test(test_heads_over_the_limit),
+        cmocka_unit_test(test_many_header_lines),
+        cmocka_unit_test(test_refusals_in_a_form_of_ones_own),
         cmocka_unit_test(test_slow_requests_end),
         cmocka_unit_test(test_trickling_does_not_extend_the_deadline),
         cmocka_unit_test(test_too_many_connections),
