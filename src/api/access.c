@@ -42,29 +42,29 @@ static void put_call(struct buf *out, const struct api_call *call)
     put_string(out, "finish", finish ? finish : "cancelled");
 }
 
-void api_access_write(const struct api_exchange *x, unsigned status, uint64_t ns)
+void api_access_write(int fd, const struct api_access *l)
 {
     static struct log_limit limit;
     struct buf line = {0};
     struct timespec now;
     struct tm tm;
     char ts[32];
-    if (x->a->log_fd < 0)
+    if (fd < 0)
         return;
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &tm);
     strftime(ts, sizeof ts, "%Y-%m-%dT%H:%M:%S", &tm);
     buf_printf(&line, "{\"ts\":\"%s.%03ldZ\"", ts, now.tv_nsec / 1000000);
-    put_string(&line, "peer", http_peer(x->r));
-    put_string(&line, "method", http_method(x->r));
-    put_string(&line, "path", http_path(x->r));
-    buf_printf(&line, ",\"status\":%u,\"ms\":%.1f", status, (double)ns / 1e6);
-    put_string(&line, "id", x->id);
-    if (x->call)
-        put_call(&line, x->call);
+    put_string(&line, "peer", l->peer);
+    put_string(&line, "method", l->method);
+    put_string(&line, "path", l->path);
+    buf_printf(&line, ",\"status\":%u,\"ms\":%.1f", l->status, (double)l->ns / 1e6);
+    put_string(&line, "id", l->id);
+    if (l->call)
+        put_call(&line, l->call);
     buf_puts(&line, "}\n");
     uint32_t dropped;
-    if (!line.failed && write(x->a->log_fd, line.data, line.len) != (ssize_t)line.len &&
+    if (!line.failed && write(fd, line.data, line.len) != (ssize_t)line.len &&
         log_limit_pass(&limit, 1, "access", &dropped))
         log_warn("api", "the access log cannot be written");
     buf_free(&line);

@@ -56,12 +56,17 @@ void api_send_json(struct api_exchange *x, struct buf *body)
     api_send_error(x, &why);
 }
 
+static void put_error(const struct api_error *why, struct buf *out)
+{
+    buf_puts(out, "{\"error\":");
+    api_error_put(out, why);
+    buf_puts(out, "}");
+}
+
 static void send_error(struct api_exchange *x, const struct api_error *why, const char *headers)
 {
     struct buf out = {0};
-    buf_puts(&out, "{\"error\":");
-    api_error_put(&out, why);
-    buf_puts(&out, "}");
+    put_error(why, &out);
     api_send(x, why->status, JSON, headers, out.data, out.failed ? 0 : out.len);
     buf_free(&out);
 }
@@ -197,7 +202,12 @@ static bool may_pass(struct api_exchange *x, const struct route *route, bool pos
     struct api *a = x->a;
     struct api_error why;
     const char *authorization = http_header(x->r, "authorization");
-    if (a->keys && !(route && route->is_open) && !api_keys_match(a->keys, authorization))
+    if (!api_host_allowed(a, x->r))
+        api_fail(&why, 403, "host_not_allowed", NULL,
+                 "this node serves its own machine and is not asked as \"%.100s\": use localhost, or its --allow-host "
+                 "option",
+                 http_header(x->r, "host"));
+    else if (a->keys && !(route && route->is_open) && !api_keys_match(a->keys, authorization))
         api_fail(&why, 401, "invalid_api_key", NULL,
                  authorization ? "the API key is not one of this node's"
                                : "an API key is needed: send \"Authorization: Bearer KEY\"");
@@ -217,7 +227,7 @@ static void serve(struct api_exchange *x)
     const char *allow = route && route->is_post ? "Allow: POST, OPTIONS\r\n" : "Allow: GET, HEAD, OPTIONS\r\n";
     bool post = strcmp(method, "POST") == 0, get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     struct api_error why;
-    if (strcmp(method, "OPTIONS") == 0 && route) {
+    if (strcmp(method, "OPTIONS") == 0 && route && api_host_allowed(x->a, x->r)) {
         on_options(x, allow);
         return;
     }
@@ -238,18 +248,18 @@ static void serve(struct api_exchange *x)
 
 /* --- the server's callbacks ---------------------------------------------------------------------- */
 
-static void make_id(struct api_exchange *x)
+static void make_id(enum api_route route, char id[API_ID_SIZE])
 {
     static const char digits[] = "abcdefghijklmnopqrstuvwxyz234567";
     uint8_t bytes[24];
-    size_t n = (size_t)snprintf(x->id, sizeof x->id, "%s",
-                                x->route == API_CHAT          ? "chatcmpl-"
-                                : x->route == API_COMPLETIONS ? "cmpl-"
-                                                              : "req-");
+    size_t n = (size_t)snprintf(id, API_ID_SIZE, "%s",
+                                route == API_CHAT          ? "chatcmpl-"
+                                : route == API_COMPLETIONS ? "cmpl-"
+                                                           : "req-");
     api_random(bytes, sizeof bytes);
     for (size_t i = 0; i < sizeof bytes; i++)
-        x->id[n++] = digits[bytes[i] % 32];
-    x->id[n] = 0;
+        id[n++] = digits[bytes[i] % 32];
+    id[n] = 0;
 }
 
 static void on_request(void *ctx, struct http_request *r)
@@ -262,7 +272,7 @@ static void on_request(void *ctx, struct http_request *r)
         return;
     }
     *x = (struct api_exchange){.a = a, .r = r, .route = find_route(http_path(r))};
-    make_id(x);
+    make_id(x->route, x->id);
     http_set_user(r, x);
     serve(x);
 }
@@ -279,10 +289,52 @@ static void on_gone(void *ctx, struct http_request *r, bool done)
     api_count_http(a, x->route, status);
     if (call)
         api_observe(&a->metrics.duration, ns);
-    api_access_write(x, status, ns);
+    api_access_write(a->log_fd, &(struct api_access){.peer = http_peer(r),
+                                                     .method = http_method(r),
+                                                     .path = http_path(r),
+                                                     .id = x->id,
+                                                     .status = status,
+                                                     .ns = ns,
+                                                     .call = call});
     free(x);
     if (call)
         api_detach(call, done);
+}
+
+static const char *refusal_code(unsigned status)
+{
+    static const struct {
+        unsigned status;
+        const char *code;
+    } codes[] = {{400, "invalid_http"},     {408, "request_timeout"},      {411, "length_required"},
+                 {413, "body_too_large"},   {431, "headers_too_large"},    {500, "out_of_memory"},
+                 {501, "method_not_known"}, {503, "too_many_connections"}, {505, "http_version"}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (codes[i].status == status)
+            return codes[i].code;
+    return NULL;
+}
+
+/* What the server did not even hand over counts and looks like all the rest. */
+static void on_refused(void *ctx, struct http_refusal *f)
+{
+    struct api *a = ctx;
+    const enum api_route route = f->r ? find_route(http_path(f->r)) : API_OTHER;
+    struct api_error why;
+    char id[API_ID_SIZE];
+    make_id(route, id);
+    api_fail(&why, f->status, refusal_code(f->status), NULL, "%s", f->text);
+    f->type = JSON;
+    put_error(&why, &f->body);
+    buf_printf(&f->headers, "X-Request-Id: %s\r\n%s", id, f->status == 503 ? "Retry-After: 1\r\n" : "");
+    api_put_cors(a, f->r, false, &f->headers);
+    api_count_http(a, route, f->status);
+    api_access_write(a->log_fd, &(struct api_access){.peer = f->peer,
+                                                     .method = f->r ? http_method(f->r) : "",
+                                                     .path = f->r ? http_path(f->r) : "",
+                                                     .id = id,
+                                                     .status = f->status,
+                                                     .ns = f->took_ns});
 }
 
 static void on_wake(void *ctx)
@@ -366,8 +418,14 @@ enum err_code api_start(const struct api_config *config, struct api **out, struc
         rc = api_keys_open(config->keys_file, &a->keys, e);
     if (rc == OK && config->access_log)
         rc = api_access_open(config->access_log, &a->log_fd, e);
-    struct http_config http = {
-        .addr = config->addr, .ctx = a, .on_request = on_request, .on_gone = on_gone, .on_wake = on_wake};
+    struct http_config http = {.addr = config->addr,
+                               .max_connections = config->max_connections,
+                               .head_ms = config->head_ms,
+                               .ctx = a,
+                               .on_request = on_request,
+                               .on_gone = on_gone,
+                               .on_refused = on_refused,
+                               .on_wake = on_wake};
     struct http_server *server = NULL;
     if (rc == OK)
         rc = http_start(&http, &server, e);

@@ -21,12 +21,14 @@ struct api_config {
     const struct tok *tok;
     const struct chat *chat; /* NULL: the model has no chat format; chat_reason says why */
     const char *chat_reason;
-    const char *addr;            /* "host:port"; port 0: any */
-    const char *keys_file;       /* API keys, one a line, "#" comments; NULL: open to all. Read again when it changes */
-    const char *cors_origin;     /* "*" or an origin; NULL: none */
-    const char *access_log;      /* file for JSON lines without prompts; "-": stderr; NULL: none */
-    uint32_t max_requests;       /* at once in this node; 0: 256; more: 429 */
-    uint32_t default_max_tokens; /* when the request does not say; 0: as many as fit the context */
+    const char *addr;        /* "host:port"; port 0: any */
+    const char *keys_file;   /* API keys, one a line, "#" comments; NULL: open to all. Read again when it changes */
+    const char *cors_origin; /* "*" or an origin; NULL: none */
+    const char *allow_host;  /* "NAME,..." or "*": names besides localhost by which a loopback address may be asked */
+    const char *access_log;  /* file for JSON lines without prompts; "-": stderr; NULL: none */
+    uint32_t max_requests;   /* at once in this node; 0: 256; more: 429 */
+    uint32_t max_connections, head_ms; /* as http_config's */
+    uint32_t default_max_tokens;       /* when the request does not say; 0: as many as fit the context */
 };
 
 /* ERR_ARG, ERR_IO (address, key file), ERR_NOMEM. */

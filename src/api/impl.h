@@ -19,7 +19,7 @@
 #define API_ID_SIZE      40
 #define API_HEARTBEAT_NS (15 * 1000000000ull)
 #define API_N_BUCKETS    14
-#define API_N_STATUS     20
+#define API_N_STATUS     21
 
 enum api_route {
     API_PAGE,
@@ -155,12 +155,21 @@ bool api_keys_match(struct api_keys *k, const char *authorization);
 bool api_origin_allowed(const struct api *a, const struct http_request *r);
 /* Is it from a page of somewhere else that nobody allowed? Browsers send those without asking. */
 bool api_is_foreign_post(const struct api *a, const struct http_request *r);
-/* Appends header lines. */
+/* Was the node asked by a name that it may have? Else the page that asks may be of a stranger whose name has been made
+ * to lead here. */
+bool api_host_allowed(const struct api *a, const struct http_request *r);
+/* Appends header lines. r NULL: a request that was not understood. */
 void api_put_cors(const struct api *a, const struct http_request *r, bool preflight, struct buf *out);
 
 /* --- access.c --- */
 enum err_code api_access_open(const char *path, int *fd, struct err *e) KV_MUST_USE;
-void api_access_write(const struct api_exchange *x, unsigned status, uint64_t ns);
+struct api_access {
+    const char *peer, *method, *path, *id;
+    unsigned status;
+    uint64_t ns;
+    const struct api_call *call; /* NULL: none */
+};
+void api_access_write(int fd, const struct api_access *l); /* fd -1: nowhere */
 
 /* --- generate.c --- */
 void api_generate(struct api_exchange *x, bool chat);

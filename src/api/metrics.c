@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-static const unsigned statuses[API_N_STATUS] = {200, 204, 400, 401, 403, 404, 405, 408, 413, 415,
+static const unsigned statuses[API_N_STATUS] = {200, 204, 400, 401, 403, 404, 405, 408, 411, 413, 415,
                                                 429, 431, 499, 500, 501, 502, 503, 504, 505, 0}; /* 0: another */
 static const double bounds[API_N_BUCKETS] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                              0.25,  0.5,    1,     2.5,  5,     10,   60};

@@ -132,6 +132,7 @@ static void add_http(const struct local_ring *l, uint32_t rank, char *addr, size
                 {"--drain", "2"},
                 {"--api-keys", l->serve.keys},
                 {"--cors", l->serve.cors},
+                {"--allow-host", l->serve.allow_host},
                 {"--access-log", l->serve.access_log},
                 {"--chat-template", l->serve.chat_template}};
     snprintf(addr, size, "127.0.0.1:%u", l->http_port ? l->http_port + rank : 0);

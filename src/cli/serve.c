@@ -41,6 +41,7 @@ enum err_code serve_start(struct serve *s, const struct serve_options *o, const 
         .addr = addr,
         .keys_file = o->keys,
         .cors_origin = o->cors,
+        .allow_host = o->allow_host,
         .access_log = o->access_log,
     };
     return api_start(&c, &s->api, e);

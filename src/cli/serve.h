@@ -12,11 +12,19 @@
 #define SERVE_DRAIN_S 10u
 
 struct serve_options {
-    const char *keys, *cors, *access_log, *chat_template; /* NULL: none */
+    const char *keys, *cors, *allow_host, *access_log, *chat_template; /* NULL: none */
 };
 #define SERVE_OPTION_ROWS(o)                                                                                           \
     {"api-keys", 0, OPT_STRING, "FILE", "API keys, one a line; without it the API is open to all", &(o).keys, 0, 0},   \
         {"cors", 0, OPT_STRING, "ORIGIN", "pages of this origin may use the API, * for all", &(o).cors, 0, 0},         \
+        {"allow-host",                                                                                                 \
+         0,                                                                                                            \
+         OPT_STRING,                                                                                                   \
+         "NAME,...",                                                                                                   \
+         "names besides localhost by which a loopback address may be asked, * for all",                                \
+         &(o).allow_host,                                                                                              \
+         0,                                                                                                            \
+         0},                                                                                                           \
         {"access-log",    0, OPT_STRING, "FILE", "a JSON line for each HTTP request (- is the standard error)",        \
          &(o).access_log, 0, 0},                                                                                       \
         {"chat-template",    0, OPT_STRING, "NAME", "chat format, when the model's is not known or wrong",             \

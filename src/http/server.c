@@ -681,11 +681,6 @@ uint16_t http_port(const struct http_server *s)
     return s->port;
 }
 
-bool http_is_loopback(const struct http_server *s)
-{
-    return s->loopback;
-}
-
 void http_wake(struct http_server *s)
 {
     const uint64_t one = 1;
@@ -707,6 +702,10 @@ const char *http_path(const struct http_request *r)
 const char *http_peer(const struct http_request *r)
 {
     return r->conn->peer;
+}
+bool http_only_local(const struct http_request *r)
+{
+    return r->conn->s->loopback;
 }
 uint64_t http_received_ns(const struct http_request *r)
 {

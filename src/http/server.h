@@ -55,8 +55,6 @@ enum err_code http_start(const struct http_config *config, struct http_server **
 /* Closes every connection, joins the thread; on_gone runs for open requests. Any thread but the loop. NULL is fine. */
 void http_stop(struct http_server *s);
 uint16_t http_port(const struct http_server *s);
-/* Does it listen on an address that only this machine reaches? */
-bool http_is_loopback(const struct http_server *s);
 /* Makes on_wake run soon. Any thread; cheap; calls may be merged. */
 void http_wake(struct http_server *s);
 
@@ -66,7 +64,9 @@ const char *http_path(const struct http_request *r);   /* "/v1/models", decoded,
 /* A header's value, name in lower case with or without the colon; NULL when it is not there. */
 const char *http_header(const struct http_request *r, const char *name);
 const void *http_body(const struct http_request *r, size_t *len);
-const char *http_peer(const struct http_request *r);     /* "127.0.0.1:5123" */
+const char *http_peer(const struct http_request *r); /* "127.0.0.1:5123" */
+/* Does the server listen on an address that only this machine reaches? */
+bool http_only_local(const struct http_request *r);
 uint64_t http_received_ns(const struct http_request *r); /* when its last byte had arrived */
 void http_set_user(struct http_request *r, void *user);
 void *http_user(const struct http_request *r);

@@ -516,6 +516,160 @@ static void test_origins(void **state)
     api_rig_free(r);
 }
 
+/* A page whose name was made to lead to this machine is told so, on every route; this machine's own names are taken. */
+static void test_a_loopback_node_has_no_strange_names(void **state)
+{
+    static const char *const good[] = {"127.0.0.1",      "127.0.0.1:80", "[::1]:9",     "localhost",
+                                       "LocalHost:8080", "localhost.:1", "a.localhost", "chat.example.org",
+                                       "Other:5",        "192.168.1.7"};
+    static const char *const bad[] = {"evil.example",
+                                      "evil.example:8080",
+                                      "localhost.evil.example",
+                                      "xlocalhost",
+                                      "127.0.0.1.evil.example",
+                                      "chat.example",
+                                      "chat.example.org.evil",
+                                      "[::1",
+                                      "1.2.3",
+                                      "other,chat.example.org"};
+    static const char *const paths[] = {"/", "/health", "/metrics", "/v1/ring", "/nothing"};
+    (void)state;
+    struct api_rig *r = api_rig_new(MODEL, 1, 1);
+    r->config.allow_host = "chat.example.org, other";
+    r->config.cors_origin = "*";
+    api_rig_start(r, 0);
+    struct web w;
+    char text[300];
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        snprintf(text, sizeof text, "GET /health HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", good[i]);
+        if (!web_raw(&w, api_rig_port(r, 0), text, strlen(text)) || w.status == 403)
+            fail_msg("%s: %s", good[i], buf_str(&w.raw));
+        web_free(&w);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        for (size_t k = 0; k < sizeof paths / sizeof *paths; k++) {
+            snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", paths[k], bad[i]);
+            assert_true(web_raw(&w, api_rig_port(r, 0), text, strlen(text)));
+            must_fail(&w, 403, "host_not_allowed", "--allow-host");
+        }
+    }
+    snprintf(text, sizeof text, "OPTIONS /v1/ring HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+    assert_true(web_raw(&w, api_rig_port(r, 0), text, strlen(text)));
+    must_fail(&w, 403, "host_not_allowed", "--allow-host");
+    api_rig_free(r);
+    r = api_rig_new(MODEL, 1, 1);
+    r->config.addr = "0.0.0.0:0"; /* its names are not known here */
+    api_rig_start(r, 0);
+    snprintf(text, sizeof text, "GET /metrics HTTP/1.1\r\nHost: node7.lan\r\nConnection: close\r\n\r\n");
+    assert_true(web_raw(&w, api_rig_port(r, 0), text, strlen(text)));
+    assert_int_equal(w.status, 200);
+    web_free(&w);
+    api_rig_free(r);
+}
+
+/* --- what the HTTP server itself does not take ---------------------------------------------------- */
+
+static void put_padded(struct buf *out, const char *before, size_t n, const char *after)
+{
+    buf_puts(out, before);
+    for (size_t i = 0; i < n; i++)
+        buf_put_u8(out, 'a');
+    buf_puts(out, after);
+}
+
+/* It has the same shape, is counted, in the log, and readable for the pages that may read. */
+static void test_refused_requests_look_like_all_others(void **state)
+{
+    static const struct {
+        const char *before, *after;
+        size_t n;
+        unsigned status;
+        const char *code, *says, *metric;
+    } cases[] = {
+        {"POST " CHATS
+         " HTTP/1.1\r\nHost: localhost\r\nOrigin: https://good.example\r\nContent-Length: 9000000\r\n\r\n",
+         "", 1000, 413, "body_too_large", "larger", "{route=\"" CHATS "\",status=\"413\"} 1\n"},
+        {"POST " CHATS
+         " HTTP/1.1\r\nHost: localhost\r\nOrigin: https://good.example\r\nTransfer-Encoding: chunked\r\n\r\n",
+         "", 5, 411, "length_required", "content-length", "{route=\"" CHATS "\",status=\"411\"} 1\n"},
+        {"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", "\r\n\r\n", 20000, 431, "headers_too_large", "larger",
+         "{route=\"other\",status=\"431\"} 1\n"},
+        {"GET /%zz HTTP/1.1\r\nHost: localhost\r\n\r\n", "", 0, 400, "invalid_http", "path",
+         "{route=\"other\",status=\"400\"} 1\n"},
+        {"BREW / HTTP/1.1\r\nHost: localhost\r\n\r\n", "", 0, 501, "method_not_known", "method",
+         "{route=\"other\",status=\"501\"} 1\n"},
+        {"POST " CHATS " HTTP/1.1\r\nHost: localhost\r\nOrigin: https://good.example\r\nContent-Length: 9\r\n\r\nhalf",
+         "", 0, 408, "request_timeout", "in time", "{route=\"" CHATS "\",status=\"408\"} 1\n"},
+        {"GET /heal", "", 0, 408, "request_timeout", "in time", "{route=\"other\",status=\"408\"} 1\n"},
+    };
+    const size_t n = sizeof cases / sizeof *cases;
+    char path[PATH_MAX];
+    struct buf log = {0}, text = {0};
+    struct web w;
+    struct err e;
+    (void)state;
+    struct api_rig *r = api_rig_new(MODEL, 1, 1);
+    r->config.access_log = test_scratch("access", path);
+    r->config.cors_origin = "https://good.example";
+    r->config.head_ms = 300;
+    unlink(path);
+    api_rig_start(r, 0);
+    for (size_t i = 0; i < n; i++) {
+        buf_clear(&text);
+        put_padded(&text, cases[i].before, cases[i].n, cases[i].after);
+        if (!web_raw(&w, api_rig_port(r, 0), text.data, text.len))
+            fail_msg("case %zu: no whole answer: %s", i, buf_str(&w.raw));
+        assert_string_equal(web_header(&w, "access-control-allow-origin"), "https://good.example");
+        assert_memory_equal(web_header(&w, "x-request-id"),
+                            strncmp(cases[i].before, "POST", 4) == 0 ? "chatcmpl-" : "req-", 4);
+        must_fail(&w, cases[i].status, cases[i].code, cases[i].says);
+    }
+    w = call(r, 0, "GET", "/metrics", NULL, NULL);
+    for (size_t i = 0; i < n; i++) {
+        if (!strstr(web_body(&w), cases[i].metric))
+            fail_msg("%s is not in %s", cases[i].metric, web_body(&w));
+    }
+    web_free(&w);
+    api_rig_free(r);
+    assert_int_equal(io_read_file(path, 1 << 20, &log, &e), OK);
+    size_t at = 0;
+    for (char *save, *line = strtok_r((char *)(uintptr_t)buf_str(&log), "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save), at++) {
+        yyjson_doc *d = yyjson_read(line, strlen(line), 0);
+        assert_non_null(d);
+        assert_int_equal(yyjson_get_uint(yyjson_doc_ptr_get(d, "/status")), at < n ? cases[at].status : 200);
+        assert_memory_equal(yyjson_get_str(yyjson_doc_ptr_get(d, "/peer")), "127.0.0.1:", 10);
+        assert_true(at >= n || cases[at].status != 408 || yyjson_get_num(yyjson_doc_ptr_get(d, "/ms")) >= 300);
+        yyjson_doc_free(d);
+    }
+    assert_int_equal(at, n + 1);
+    buf_free(&log);
+    buf_free(&text);
+    unlink(path);
+}
+
+static void test_too_many_connections_have_the_shape(void **state)
+{
+    struct web idle[2], w;
+    (void)state;
+    struct api_rig *r = api_rig_new(MODEL, 1, 1);
+    r->config.max_connections = 2;
+    api_rig_start(r, 0);
+    api_rig_ready(r);
+    atomic_store(&r->hold, true);
+    for (int i = 0; i < 2; i++)
+        assert_true(web_send(&idle[i], api_rig_port(r, 0), "POST", CHATS, NULL, "{" HI ",\"max_tokens\":2}"));
+    assert_true(web_raw(&w, api_rig_port(r, 0), "", 0));
+    assert_string_equal(web_header(&w, "retry-after"), "1");
+    must_fail(&w, 503, "too_many_connections", "connections");
+    atomic_store(&r->hold, false);
+    for (int i = 0; i < 2; i++) {
+        assert_true(web_end(&idle[i], API_RIG_MS));
+        web_free(&idle[i]);
+    }
+    api_rig_free(r);
+}
+
 /* --- what a node says of itself ------------------------------------------------------------------ */
 
 /* Prometheus' text format: every sample belongs to the family that HELP and TYPE before it announce. */
@@ -636,6 +790,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fault37_a_key_counts_on_every_route),
         cmocka_unit_test(test_bad_key_files_are_refused),
         cmocka_unit_test(test_origins),
+        cmocka_unit_test(test_a_loopback_node_has_no_strange_names),
+        cmocka_unit_test(test_refused_requests_look_like_all_others),
+        cmocka_unit_test(test_too_many_connections_have_the_shape),
         cmocka_unit_test(test_metrics_are_well_formed),
         cmocka_unit_test(test_ring_state_at_every_rank),
         cmocka_unit_test(test_the_access_log_has_no_prompts),

@@ -14,13 +14,29 @@
 
 #define CALL_MS 60000u
 
-bool web_send(struct web *w, uint16_t port, const char *method, const char *path, const char *headers, const char *body)
+static bool dial(struct web *w, uint16_t port)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
-    struct buf out = {0};
     *w = (struct web){.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (w->fd < 0 || connect(w->fd, (struct sockaddr *)&to, sizeof to) != 0)
+    return w->fd >= 0 && connect(w->fd, (struct sockaddr *)&to, sizeof to) == 0;
+}
+
+static bool say(struct web *w, const uint8_t *p, size_t len)
+{
+    for (size_t done = 0; done < len;) {
+        ssize_t n = send(w->fd, p + done, len - done, MSG_NOSIGNAL);
+        if (n <= 0)
+            return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+bool web_send(struct web *w, uint16_t port, const char *method, const char *path, const char *headers, const char *body)
+{
+    struct buf out = {0};
+    if (!dial(w, port))
         return false;
     buf_printf(&out, "%s %s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\nConnection: close\r\n%s", method, path, port,
                headers ? headers : "");
@@ -28,12 +44,7 @@ bool web_send(struct web *w, uint16_t port, const char *method, const char *path
         buf_printf(&out, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(body));
     buf_puts(&out, "\r\n");
     buf_puts(&out, body ? body : "");
-    bool ok = true;
-    for (size_t done = 0; ok && done < out.len;) {
-        ssize_t n = send(w->fd, out.data + done, out.len - done, MSG_NOSIGNAL);
-        ok = n > 0;
-        done += ok ? (size_t)n : 0;
-    }
+    bool ok = !out.failed && say(w, out.data, out.len);
     buf_free(&out);
     return ok;
 }
@@ -154,4 +165,9 @@ void web_free(struct web *w)
 bool web_call(struct web *w, uint16_t port, const char *method, const char *path, const char *headers, const char *body)
 {
     return web_send(w, port, method, path, headers, body) && web_end(w, CALL_MS);
+}
+
+bool web_raw(struct web *w, uint16_t port, const void *text, size_t n)
+{
+    return dial(w, port) && say(w, text, n) && web_end(w, CALL_MS);
 }

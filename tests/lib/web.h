@@ -34,4 +34,7 @@ void web_free(struct web *w);
 bool web_call(struct web *w, uint16_t port, const char *method, const char *path, const char *headers,
               const char *body);
 
+/* The same with these bytes instead of a request of ours. */
+bool web_raw(struct web *w, uint16_t port, const void *text, size_t n);
+
 #endif
