@@ -627,6 +627,20 @@ enum err_code gguf_arr_i32(const struct gguf *g, const char *key, size_t n_expec
     return OK;
 }
 
+enum err_code gguf_arr_u8(const struct gguf *g, const char *key, const uint8_t **out, size_t *n, struct err *e)
+{
+    int64_t id;
+    size_t len = 0;
+    enum err_code rc = array_of(g, key, 0, &id, &len, e);
+    if (rc != OK)
+        return rc;
+    if (gguf_get_arr_type(meta(g), id) != GGUF_TYPE_UINT8)
+        return wrong_type(meta(g), id, "of u8", e);
+    *out = gguf_get_arr_data(meta(g), id);
+    *n = len;
+    return OK;
+}
+
 enum err_code gguf_arr_strs(const struct gguf *g, const char *key, size_t n_expected, size_t *n, struct err *e)
 {
     int64_t id;
@@ -753,6 +767,21 @@ enum err_code gguf_value_bytes(const struct gguf *g, size_t i, struct buf *out, 
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
+
+bool gguf_tensor_bytes(int type, const int64_t ne[4], uint64_t *out)
+{
+    struct gguf_scan_type t = type_of(type < 0 ? UINT32_MAX : (uint32_t)type);
+    uint64_t n = 1;
+    if (t.n_elements == 0 || t.n_bytes == 0)
+        return false;
+    for (int k = 0; k < 4; k++)
+        if (ne[k] < 1 || __builtin_mul_overflow(n, (uint64_t)ne[k], &n) || n > (uint64_t)INT64_MAX / 64)
+            return false;
+    if (ne[0] % t.n_elements != 0 || __builtin_mul_overflow(n / t.n_elements, t.n_bytes, &n) || n > INT64_MAX / 2)
+        return false;
+    *out = n;
+    return true;
+}
 
 size_t gguf_n_tensors(const struct gguf *g)
 {

@@ -82,6 +82,9 @@ enum err_code gguf_arr_f32(const struct gguf *g, const char *key, size_t n_expec
                            struct err *e) KV_MUST_USE;
 enum err_code gguf_arr_i32(const struct gguf *g, const char *key, size_t n_expected, const int32_t **out, size_t *n,
                            struct err *e) KV_MUST_USE; /* element type i32 or u32 (each value checked to fit) */
+/* Bytes: element type u8. */
+enum err_code gguf_arr_u8(const struct gguf *g, const char *key, const uint8_t **out, size_t *n,
+                          struct err *e) KV_MUST_USE;
 enum err_code gguf_arr_len(const struct gguf *g, const char *key, size_t *n, struct err *e) KV_MUST_USE;
 /* Element i of a string array whose type and length were checked by gguf_arr_strs. */
 enum err_code gguf_arr_strs(const struct gguf *g, const char *key, size_t n_expected, size_t *n,
@@ -103,6 +106,8 @@ enum err_code gguf_value_bytes(const struct gguf *g, size_t i, struct buf *out, 
 /* --- tensors --- */
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
+/* How many bytes has a tensor of this type and shape? false: there is no such type, or none of this shape. */
+bool gguf_tensor_bytes(int type, const int64_t ne[4], uint64_t *out);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name); /* NULL when missing; hashed */
 
 #endif

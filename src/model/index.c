@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Digests of tensors, the model id, its cache and the *.kvi text (docs/manifest.md has each encoding byte by byte).
+ * Digests of tensors, computed and compared, and their cache (docs/manifest.md has its encoding byte by byte).
  * Tensors are read with pread in pieces, in the order they lie in the files: the page cache may hold a file, this
  * process never does. A cache is believed only when its checksum fits and the files' stamps are the same.
  */
@@ -8,8 +8,7 @@
 
 #include "base/io.h"
 #include "base/log.h"
-#include "base/text.h"
-#include "model/hparams.h"
+#include "model/ident.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -26,50 +25,11 @@
 
 /* Changes when the model id's encoding does: old caches are then not found valid. */
 static const char cache_magic[8] = {'K', 'V', 'I', 'N', 'D', 'E', 'X', '1'};
-static const char id_label[] = "kvasir model id 1";
 
 void index_fini(struct index *x)
 {
     free(x->tensor_digest);
     *x = (struct index){0};
-}
-
-/* --- orders --- */
-
-struct ordered {
-    const struct gguf_tensor *t;
-    const char *key;
-    size_t at; /* number of the tensor or key in the gguf */
-};
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct ordered *)a)->key, ((const struct ordered *)b)->key);
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct gguf_tensor *x = ((const struct ordered *)a)->t, *y = ((const struct ordered *)b)->t;
-    if (x->file != y->file)
-        return x->file < y->file ? -1 : 1;
-    return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
-static enum err_code tensors_ordered(const struct gguf *g, int (*order)(const void *, const void *),
-                                     struct ordered **out, struct err *e)
-{
-    size_t n = gguf_n_tensors(g);
-    struct ordered *v = calloc(n ? n : 1, sizeof *v);
-    if (!v)
-        return err_set(e, ERR_NOMEM, "out of memory for %zu tensors", n);
-    for (size_t i = 0; i < n; i++) {
-        v[i].t = gguf_tensor_at(g, i);
-        v[i].key = v[i].t->name;
-        v[i].at = i;
-    }
-    qsort(v, n, sizeof *v, order);
-    *out = v;
-    return OK;
 }
 
 /* --- digests --- */
@@ -115,8 +75,8 @@ static enum err_code tensor_digest(struct reader *r, const struct gguf_tensor *t
 
 static enum err_code digests_read(struct reader *r, struct index *x, struct err *e)
 {
-    struct ordered *v = NULL;
-    enum err_code rc = tensors_ordered(r->g, by_place, &v, e);
+    struct ident_ref *v = NULL;
+    enum err_code rc = ident_by_place(r->g, &v, e);
     for (size_t i = 0; rc == OK && i < x->n_tensors; i++)
         rc = tensor_digest(r, v[i].t, x->tensor_digest[v[i].at], e);
     if (rc == OK)
@@ -125,82 +85,13 @@ static enum err_code digests_read(struct reader *r, struct index *x, struct err 
     return rc;
 }
 
-/* --- the model id --- */
-
-static void put_u64(struct digest_state *d, uint64_t v)
-{
-    uint8_t p[8];
-    le_put_u64(p, v);
-    digest_put(d, p, sizeof p);
-}
-
-static void put_sized(struct digest_state *d, const void *data, size_t len)
-{
-    put_u64(d, len);
-    digest_put(d, data, len);
-}
-
-/* How the file was cut is no part of what the model is. */
-static bool key_counts(const char *key)
-{
-    return strncmp(key, "split.", 6) != 0 && strncmp(key, "kvasir.", 7) != 0;
-}
-
-static enum err_code put_metadata(struct digest_state *d, const struct gguf *g, struct err *e)
-{
-    size_t n = 0, n_kv = gguf_n_kv(g);
-    struct buf value = {0};
-    struct ordered *keys = calloc(n_kv ? n_kv : 1, sizeof *keys);
-    if (!keys)
-        return err_set(e, ERR_NOMEM, "out of memory for %zu keys", n_kv);
-    for (size_t i = 0; i < n_kv; i++)
-        if (key_counts(gguf_key(g, i)))
-            keys[n++] = (struct ordered){.key = gguf_key(g, i), .at = i};
-    qsort(keys, n, sizeof *keys, by_name);
-    put_u64(d, n);
-    enum err_code rc = OK;
-    for (size_t i = 0; i < n && rc == OK; i++) {
-        buf_clear(&value);
-        rc = gguf_value_bytes(g, keys[i].at, &value, e);
-        if (rc != OK)
-            break;
-        put_sized(d, keys[i].key, strlen(keys[i].key));
-        put_sized(d, value.data, value.len);
-    }
-    buf_free(&value);
-    free(keys);
-    return rc;
-}
-
-static enum err_code put_tensors(struct digest_state *d, const struct gguf *g, const struct index *x, struct err *e)
-{
-    struct ordered *v = NULL;
-    enum err_code rc = tensors_ordered(g, by_name, &v, e);
-    if (rc != OK)
-        return rc;
-    put_u64(d, x->n_tensors);
-    for (size_t i = 0; i < x->n_tensors; i++) {
-        const struct gguf_tensor *t = v[i].t;
-        put_sized(d, t->name, strlen(t->name));
-        put_u64(d, (uint64_t)t->type);
-        for (int k = 0; k < 4; k++)
-            put_u64(d, (uint64_t)t->ne[k]);
-        digest_put(d, x->tensor_digest[v[i].at], DIGEST_BYTES);
-    }
-    free(v);
-    return OK;
-}
-
 static enum err_code model_id(const struct gguf *g, struct index *x, struct err *e)
 {
-    struct digest_state d;
-    digest_begin(&d);
-    put_sized(&d, id_label, sizeof id_label - 1);
-    enum err_code rc = put_metadata(&d, g, e);
+    struct buf list = {0};
+    enum err_code rc = ident_put_all(&list, g, (const uint8_t(*)[DIGEST_BYTES])x->tensor_digest, e);
     if (rc == OK)
-        rc = put_tensors(&d, g, x, e);
-    if (rc == OK)
-        digest_end(&d, x->model_id);
+        rc = ident_model_id(g, list.data, list.len, x->model_id, e);
+    buf_free(&list);
     return rc;
 }
 
@@ -211,25 +102,136 @@ static enum err_code index_alloc(const struct gguf *g, struct index *x, struct e
     return x->tensor_digest ? OK : err_set(e, ERR_NOMEM, "out of memory for %zu digests", x->n_tensors);
 }
 
+static enum err_code reader_init(struct reader *r, const struct gguf *g, index_progress *progress, void *ctx,
+                                 struct err *e)
+{
+    *r = (struct reader){.g = g, .progress = progress, .ctx = ctx};
+    if (gguf_n_files(g) == 0 || gguf_fd(g, 0) < 0)
+        return err_set(e, ERR_ARG, "%s: an index is made of files", gguf_path(g));
+    for (size_t i = 0; i < gguf_n_tensors(g); i++)
+        r->total += gguf_tensor_at(g, i)->size;
+    r->piece = malloc(PIECE_BYTES);
+    return r->piece ? OK : err_set(e, ERR_NOMEM, "out of memory for %u bytes", PIECE_BYTES);
+}
+
+static void reader_fini(struct reader *r)
+{
+    free(r->piece);
+}
+
 enum err_code index_compute(const struct gguf *g, index_progress *progress, void *ctx, struct index *out, struct err *e)
 {
     struct index x = {0};
-    struct reader r = {.g = g, .progress = progress, .ctx = ctx};
-    if (gguf_n_files(g) == 0 || gguf_fd(g, 0) < 0)
-        return err_set(e, ERR_ARG, "%s: an index is made of files", gguf_path(g));
-    enum err_code rc = index_alloc(g, &x, e);
-    if (rc != OK)
-        return rc;
-    for (size_t i = 0; i < x.n_tensors; i++)
-        r.total += gguf_tensor_at(g, i)->size;
-    r.piece = malloc(PIECE_BYTES);
-    if (!r.piece)
-        rc = err_set(e, ERR_NOMEM, "out of memory for %u bytes", PIECE_BYTES);
+    struct reader r;
+    enum err_code rc = reader_init(&r, g, progress, ctx, e);
+    if (rc == OK)
+        rc = index_alloc(g, &x, e);
     if (rc == OK)
         rc = digests_read(&r, &x, e);
     if (rc == OK)
         rc = model_id(g, &x, e);
-    free(r.piece);
+    reader_fini(&r);
+    if (rc != OK) {
+        index_fini(&x);
+        return rc;
+    }
+    *out = x;
+    return OK;
+}
+
+/* --- comparing --- */
+
+enum err_code index_verify(const struct gguf *g, const struct index *x, index_progress *progress, void *ctx,
+                           struct err *e)
+{
+    struct reader r;
+    struct ident_ref *v = NULL;
+    if (x->n_tensors != gguf_n_tensors(g))
+        return err_set(e, ERR_ARG, "an index of %zu tensors, %s has %zu", x->n_tensors, gguf_path(g),
+                       gguf_n_tensors(g));
+    enum err_code rc = reader_init(&r, g, progress, ctx, e);
+    if (rc == OK)
+        rc = ident_by_place(g, &v, e);
+    for (size_t i = 0; i < x->n_tensors && rc == OK; i++) {
+        uint8_t d[DIGEST_BYTES];
+        rc = tensor_digest(&r, v[i].t, d, e);
+        if (rc == OK && memcmp(d, x->tensor_digest[v[i].at], DIGEST_BYTES) != 0)
+            rc = err_set(e, ERR_MISMATCH, "%s: the bytes of tensor %s are not those of the index",
+                         gguf_file_path(g, v[i].t->file), v[i].t->name);
+    }
+    if (rc == OK)
+        rc = tell(&r, e);
+    free(v);
+    reader_fini(&r);
+    return rc;
+}
+
+static const struct index_tensor *file_find(const struct index_file *f, const char *name)
+{
+    size_t lo = 0, hi = f->n_tensors;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int d = strcmp(f->tensors[mid].name, name);
+        if (d == 0)
+            return &f->tensors[mid];
+        if (d < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NULL;
+}
+
+/* The digests of g's tensors, each of which must be in f. */
+static enum err_code match_tensors(const struct index_file *f, const struct gguf *g, struct index *x, struct err *e)
+{
+    for (size_t i = 0; i < x->n_tensors; i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        const struct index_tensor *o = file_find(f, t->name);
+        if (!o)
+            return err_set(e, ERR_MISMATCH, "the index does not have the tensor %s of %s", t->name, gguf_path(g));
+        if (o->type != t->type || memcmp(o->ne, t->ne, sizeof o->ne) != 0)
+            return err_set(e, ERR_MISMATCH, "the index has tensor %s of another %s than %s", t->name,
+                           o->type != t->type ? "type" : "shape", gguf_path(g));
+        memcpy(x->tensor_digest[i], o->digest, DIGEST_BYTES);
+    }
+    return OK;
+}
+
+/* Does the model id of f follow from g's metadata and all of f's tensors? */
+static enum err_code match_id(const struct index_file *f, const struct gguf *g, struct index *x, struct err *e)
+{
+    struct buf list = {0};
+    ident_put_count(&list, f->n_tensors);
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const struct index_tensor *o = &f->tensors[i];
+        struct ident_tensor line = {.name = o->name, .name_len = strlen(o->name), .type = o->type, .digest = o->digest};
+        memcpy(line.ne, o->ne, sizeof line.ne);
+        ident_put(&list, &line);
+    }
+    enum err_code rc = list.failed ? err_set(e, ERR_NOMEM, "out of memory for the list of tensors")
+                                   : ident_model_id(g, list.data, list.len, x->model_id, e);
+    buf_free(&list);
+    if (rc == OK && memcmp(x->model_id, f->model_id, DIGEST_BYTES) != 0)
+        rc = err_set(e, ERR_MISMATCH,
+                     "the index's model id does not follow from its digests and the metadata of %s: it is of another "
+                     "model, or one of them was changed",
+                     gguf_path(g));
+    return rc;
+}
+
+enum err_code index_match(const struct index_file *f, const struct gguf *g, struct index *out, struct err *e)
+{
+    struct index x;
+    enum err_code rc = index_alloc(g, &x, e);
+    if (rc != OK)
+        return rc;
+    rc = match_tensors(f, g, &x, e);
+    if (rc == OK && x.n_tensors != f->n_tensors && !gguf_has(g, INDEX_KEY_FIRST))
+        rc = err_set(e, ERR_MISMATCH, "the index has %zu tensors, %s only %zu of them", f->n_tensors, gguf_path(g),
+                     x.n_tensors);
+    if (rc == OK)
+        rc = match_id(f, g, &x, e);
     if (rc != OK) {
         index_fini(&x);
         return rc;
@@ -259,8 +261,11 @@ static enum err_code stamp_read(const struct gguf *g, struct stamp *out, struct 
                                              (uint64_t)st.st_size,         (uint64_t)st.st_mtim.tv_sec,
                                              (uint64_t)st.st_mtim.tv_nsec, (uint64_t)st.st_ctim.tv_sec,
                                              (uint64_t)st.st_ctim.tv_nsec};
-        for (size_t k = 0; k < STAMP_WORDS; k++)
-            put_u64(&d, words[k]);
+        for (size_t k = 0; k < STAMP_WORDS; k++) {
+            uint8_t le[8];
+            le_put_u64(le, words[k]);
+            digest_put(&d, le, sizeof le);
+        }
         if (st.st_ctim.tv_sec > out->youngest_s)
             out->youngest_s = st.st_ctim.tv_sec;
         if (st.st_mtim.tv_sec > out->youngest_s)
@@ -384,131 +389,4 @@ enum err_code index_cached(const struct gguf *g, index_progress *progress, void 
         log_warn("index", "not cached: %s", why.msg);
     *out = x;
     return OK;
-}
-
-/* --- the *.kvi text --- */
-
-static void put_key(struct buf *out, const char *before, const char *key)
-{
-    buf_printf(out, "%s\"%s\":", before, key);
-}
-
-static void put_numbers_u32(struct buf *out, const uint32_t *v, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        buf_printf(out, "%s%u", i ? "," : "[", v[i]);
-    buf_puts(out, n ? "]" : "[]");
-}
-
-static void put_numbers_u64(struct buf *out, const uint64_t *v, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        buf_printf(out, "%s%llu", i ? "," : "[", (unsigned long long)v[i]);
-    buf_puts(out, n ? "]" : "[]");
-}
-
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static enum err_code put_text(struct buf *out, const char *what, const char *s, struct err *e)
-{
-    char clean[80];
-    if (!text_valid(s, strlen(s)))
-        return err_set(e, ERR_FORMAT, "%s \"%s\" is not UTF-8", what, text_clean(s, strlen(s), clean, sizeof clean));
-    text_put_json(out, s, strlen(s));
-    return OK;
-}
-
-static enum err_code put_files(struct buf *out, const struct gguf *g, struct err *e)
-{
-    put_key(out, ",", "files");
-    buf_puts(out, "[");
-    for (uint32_t i = 0; i < gguf_n_files(g); i++) {
-        put_key(out, i ? ",{" : "{", "name");
-        enum err_code rc = put_text(out, "the file name", base_name(gguf_file_path(g, i)), e);
-        if (rc != OK)
-            return rc;
-        buf_printf(out, ",\"size\":%llu}", (unsigned long long)gguf_file_size(g, i));
-    }
-    buf_puts(out, "]");
-    return OK;
-}
-
-static enum err_code put_tensor_list(struct buf *out, const struct gguf *g, const struct index *x, struct err *e)
-{
-    char hex[DIGEST_HEX_SIZE];
-    struct ordered *v = NULL;
-    enum err_code rc = tensors_ordered(g, by_name, &v, e);
-    put_key(out, ",", "tensors");
-    buf_puts(out, "[");
-    for (size_t i = 0; i < x->n_tensors && rc == OK; i++) {
-        const struct gguf_tensor *t = v[i].t;
-        size_t dims = 4;
-        buf_printf(out, "%s{\"blake2b\":\"%s\",\"file\":%u,\"name\":", i ? "," : "",
-                   digest_hex(x->tensor_digest[v[i].at], hex), t->file);
-        rc = put_text(out, "the tensor name", t->name, e);
-        buf_printf(out, ",\"offset\":%llu,\"shape\":[", (unsigned long long)t->offset);
-        while (dims > 1 && t->ne[dims - 1] == 1)
-            dims--;
-        for (size_t k = 0; k < dims; k++)
-            buf_printf(out, "%s%lld", k ? "," : "", (long long)t->ne[k]);
-        buf_printf(out, "],\"size\":%llu,\"type\":%d}", (unsigned long long)t->size, t->type);
-    }
-    buf_puts(out, "]");
-    free(v);
-    return rc;
-}
-
-/* The keys from head_dim_k to nextn_bytes, sorted. */
-static void put_middle(struct buf *out, const struct hparams *h, const struct model_sizes *s, const struct index *x)
-{
-    char hex[DIGEST_HEX_SIZE];
-    buf_printf(out, ",\"global_bytes\":%llu,\"head_bytes\":%llu", (unsigned long long)s->global_bytes,
-               (unsigned long long)s->head_bytes);
-    buf_printf(out, ",\"head_dim_k\":%u,\"head_dim_v\":%u,\"kvasir_index\":1,\"model_id\":\"%s\"", h->head_dim_k,
-               h->head_dim_v, digest_hex(x->model_id, hex));
-    buf_printf(out, ",\"n_block\":%u,\"n_ctx_train\":%u,\"n_embd\":%u,\"n_expert\":%u,\"n_expert_used\":%u", h->n_block,
-               h->n_ctx_train, h->n_embd, h->n_expert, h->n_expert_used);
-    put_key(out, ",", "n_ff");
-    put_numbers_u32(out, h->n_ff, h->n_block);
-    put_key(out, ",", "n_head");
-    put_numbers_u32(out, h->n_head, h->n_block);
-    put_key(out, ",", "n_head_kv");
-    put_numbers_u32(out, h->n_head_kv, h->n_block);
-    buf_printf(out, ",\"n_nextn\":%u,\"n_vocab\":%u", h->n_nextn, h->n_vocab);
-}
-
-enum err_code index_write(const struct gguf *g, const struct hparams *h, const struct model_sizes *s,
-                          const struct index *x, struct buf *out, struct err *e)
-{
-    const char *name = "";
-    size_t mark = out->len;
-    if (x->n_tensors != gguf_n_tensors(g))
-        return err_set(e, ERR_ARG, "an index of %zu tensors, the model has %zu", x->n_tensors, gguf_n_tensors(g));
-    enum err_code rc = gguf_opt_str(g, "general.name", &name, e);
-    if (rc != OK)
-        return rc;
-    put_key(out, "{", "arch");
-    rc = put_text(out, "the architecture", h->arch, e);
-    put_key(out, ",", "block_bytes");
-    put_numbers_u64(out, s->block_bytes, s->n_block);
-    buf_printf(out, ",\"embd_bytes\":%llu", (unsigned long long)s->embd_bytes);
-    if (rc == OK)
-        rc = put_files(out, g, e);
-    put_middle(out, h, s, x);
-    put_key(out, ",", "name");
-    if (rc == OK)
-        rc = put_text(out, "the model's name", name, e);
-    buf_printf(out, ",\"nextn_bytes\":%llu", (unsigned long long)s->nextn_bytes);
-    if (rc == OK)
-        rc = put_tensor_list(out, g, x, e);
-    buf_printf(out, ",\"tied\":%s}", s->tied ? "true" : "false");
-    if (rc == OK && out->failed)
-        rc = err_set(e, ERR_NOMEM, "out of memory for the index's text");
-    if (rc != OK && out->len > mark)
-        out->len = mark;
-    return rc;
 }

@@ -20,9 +20,12 @@ void index_fini(struct index *x);
 /* Called now and then with the bytes done and in all; return false to stop (ERR_CANCELLED). */
 typedef bool index_progress(void *ctx, uint64_t done, uint64_t total);
 
+#define INDEX_KEY_FIRST "kvasir.window.first" /* a file with this key is a stage file: its tensors are not all */
+
 /* Reads every tensor of g through pread. The model id is the digest of a canonical encoding (docs/manifest.md): the
  * metadata keys sorted (without split.* and kvasir.*), each with its value bytes, then the tensors sorted by name, each
- * with name, type, shape and digest; so a split file and its whole have one id. */
+ * with name, type, shape and digest; so a split file and its whole have one id. Of a stage file it is of no use: see
+ * slice_label_read. */
 enum err_code index_compute(const struct gguf *g, index_progress *progress, void *ctx, struct index *out,
                             struct err *e) KV_MUST_USE;
 
@@ -52,18 +55,20 @@ struct index_file {
     uint8_t model_id[DIGEST_BYTES];
     size_t n_files, n_tensors;
     struct index_part {
-        const char *name;
+        const char *name; /* without folders */
         uint64_t size;
     } *files;
     struct index_tensor *tensors; /* sorted by name */
     void *text;                   /* owns the strings */
 };
-/* ERR_FORMAT says at which tensor or key; ERR_UNSUPPORTED for another version; ERR_LIMIT; ERR_NOMEM. */
+#define INDEX_MAX_TEXT (16u << 20) /* bytes of a longer one are not looked at; about 4 MB are usual at most */
+/* ERR_FORMAT and ERR_RANGE say at which tensor or field; ERR_UNSUPPORTED for another version; ERR_LIMIT; ERR_NOMEM. */
 enum err_code index_read(const void *json, size_t len, struct index_file *out, struct err *e) KV_MUST_USE;
 void index_file_fini(struct index_file *f);
 
 /* The digests of f in g's order, when f is the index of g: same tensors, shapes, types, and the model id follows from
- * g's metadata and the digests. Offsets and file names may differ (another split). ERR_MISMATCH says what differs. */
+ * g's metadata and the digests. Offsets and file names may differ (another split); a stage file (slice.h) has some of
+ * the tensors. ERR_MISMATCH says what differs. */
 enum err_code index_match(const struct index_file *f, const struct gguf *g, struct index *out,
                           struct err *e) KV_MUST_USE;
 
