@@ -9,6 +9,7 @@
 #define KVASIR_API_IMPL_H
 
 #include "api/api.h"
+#include "api/guard.h"
 #include "api/request.h"
 
 #include <pthread.h>
@@ -110,8 +111,6 @@ struct api_call {
     struct api_choice *choice;
 };
 
-struct api_keys; /* guard.c */
-
 struct api {
     struct api_config c;
     struct api_limits lim;
@@ -145,21 +144,6 @@ void api_send_error(struct api_exchange *x, const struct api_error *why);
 /* The head of a stream of events. */
 void api_send_begin(struct api_exchange *x);
 void api_random(void *out, size_t n);
-
-/* --- guard.c --- */
-enum err_code api_keys_open(const char *path, struct api_keys **out, struct err *e) KV_MUST_USE;
-void api_keys_close(struct api_keys *k);
-/* Does an Authorization header's value (may be NULL) hold a key of the file as it is now? */
-bool api_keys_match(struct api_keys *k, const char *authorization);
-/* May a page of the request's Origin read the answer? */
-bool api_origin_allowed(const struct api *a, const struct http_request *r);
-/* Is it from a page of somewhere else that nobody allowed? Browsers send those without asking. */
-bool api_is_foreign_post(const struct api *a, const struct http_request *r);
-/* Was the node asked by a name that it may have? Else the page that asks may be of a stranger whose name has been made
- * to lead here. */
-bool api_host_allowed(const struct api *a, const struct http_request *r);
-/* Appends header lines. r NULL: a request that was not understood. */
-void api_put_cors(const struct api *a, const struct http_request *r, bool preflight, struct buf *out);
 
 /* --- access.c --- */
 enum err_code api_access_open(const char *path, int *fd, struct err *e) KV_MUST_USE;

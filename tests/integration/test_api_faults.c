@@ -243,6 +243,73 @@ static void test_fault18_a_dead_rank_ends_streams_with_an_error(void **state)
     api_rig_free(r);
 }
 
+/* The text of a stream so far. */
+static void stream_text(struct web *w, struct buf *out)
+{
+    struct buf copy = {0};
+    buf_clear(out);
+    buf_puts(&copy, web_body(w));
+    for (char *save, *line = strtok_r((char *)(uintptr_t)buf_str(&copy), "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save)) {
+        yyjson_doc *d = strncmp(line, "data: {", 7) == 0 ? yyjson_read(line + 6, strlen(line + 6), 0) : NULL;
+        const char *text = yyjson_get_str(yyjson_doc_ptr_get(d, "/choices/0/delta/content"));
+        buf_puts(out, text ? text : "");
+        yyjson_doc_free(d);
+    }
+    buf_free(&copy);
+}
+
+#define LONG_HI "{" HI ",\"seed\":1,\"max_tokens\":60"
+
+static void answer_of(struct api_rig *r, uint32_t rank, struct buf *out)
+{
+    struct web w = call(r, rank, "POST", CHATS, NULL, LONG_HI "}");
+    yyjson_doc *d = yyjson_read(web_body(&w), w.body.len, 0);
+    const char *text = yyjson_get_str(yyjson_doc_ptr_get(d, "/choices/0/message/content"));
+    if (w.status != 200 || !text || !text[0])
+        fail_msg("rank %u: %s", rank, web_body(&w));
+    assert_int_equal(yyjson_get_uint(yyjson_doc_ptr_get(d, "/usage/completion_tokens")), 60);
+    buf_clear(out);
+    buf_puts(out, text);
+    yyjson_doc_free(d);
+    web_free(&w);
+}
+
+/* Whichever rank restarts in the middle of a text: what had come of it is right, and so is all that is asked later,
+ * though the other ranks remember the prompt and this one does not. */
+static void test_fault16_a_restart_in_the_middle_corrupts_nothing(void **state)
+{
+    struct buf want = {0}, got = {0};
+    struct web w;
+    (void)state;
+    struct api_rig *r = api_rig_up(MODEL, 3, 2);
+    answer_of(r, 0, &want);
+    for (uint32_t rank = 0; rank < 3; rank++) {
+        const uint32_t entry = (rank + 1) % 3;
+        atomic_store(&r->sleep_us, 5000);
+        assert_true(web_send(&w, api_rig_port(r, entry), "POST", CHATS, NULL, LONG_HI ",\"stream\":true}"));
+        assert_true(web_until(&w, "\"content\":\"", API_RIG_MS));
+        api_rig_stop(r, rank);
+        atomic_store(&r->sleep_us, 0);
+        api_rig_start(r, rank);
+        assert_true(web_end(&w, API_RIG_MS));
+        assert_null(strstr(web_body(&w), "[DONE]"));
+        assert_non_null(strstr(web_body(&w), "data: {\"error\":"));
+        stream_text(&w, &got);
+        assert_true(got.len > 0 && got.len < want.len);
+        assert_memory_equal(got.data, want.data, got.len);
+        web_free(&w);
+        api_rig_ready(r);
+        for (uint32_t i = 0; i < 4; i++) { /* the second and later ones too, at every entry */
+            answer_of(r, (entry + i) % 3, &got);
+            assert_string_equal(buf_str(&got), buf_str(&want));
+        }
+    }
+    buf_free(&want);
+    buf_free(&got);
+    api_rig_free(r);
+}
+
 static void test_a_failed_step_is_a_500(void **state)
 {
     (void)state;
@@ -782,6 +849,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_full_queue_is_a_429_at_every_rank),
         cmocka_unit_test(test_fault17_health_is_false_before_the_ring_is_whole),
         cmocka_unit_test(test_fault18_a_dead_rank_ends_streams_with_an_error),
+        cmocka_unit_test(test_fault16_a_restart_in_the_middle_corrupts_nothing),
         cmocka_unit_test(test_a_failed_step_is_a_500),
         cmocka_unit_test(test_draining_lets_running_requests_end),
         cmocka_unit_test(test_stopping_cancels_what_runs),

@@ -108,6 +108,43 @@ static void test_up_with_one_stage(void **state)
     proc_free(&p);
 }
 
+/* A model for 131072 positions, whose cache for all of them would be 8 GiB for the four slots of up: the default is a
+ * context that fits, and the whole one is only what was asked for. */
+static void test_fault22_the_default_context_is_no_models_maximum(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct maker_params mp = maker_small();
+    struct err e;
+    struct proc p;
+    mp.n_ctx = 131072;
+    mp.n_block = 4;
+    mp.n_head = mp.n_head_kv = 16;
+    mp.head_dim = 64; /* 16 KiB a position in F16 */
+    if (maker_write(in_dir("long.gguf", path), &mp, &e) != OK)
+        fail_msg("%s", e.msg);
+    START(&p, "up", path, "--stages", "2", "--port", "0", "--no-repack");
+    must_say(&p, PROC_OUT, "ring up: ");
+    must_say(&p, PROC_OUT, "\n");
+    const char *said = strstr(proc_text(&p, PROC_OUT), "context ");
+    assert_non_null(said);
+    const unsigned long n_ctx = strtoul(said + 8, NULL, 10);
+    assert_true(n_ctx >= 512 && n_ctx <= 4096);
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    proc_free(&p);
+    START(&p, "plan", path, "--stages", "2", "--json");
+    finish(&p, 0);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "4096"));
+    assert_null(strstr(proc_text(&p, PROC_OUT), "131072"));
+    proc_free(&p);
+    START(&p, "plan", path, "--stages", "2", "--json", "--ctx", "131072");
+    finish(&p, 0);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "131072"));
+    proc_free(&p);
+    unlink(path);
+}
+
 static void test_up_when_no_model_is_named(void **state)
 {
     (void)state;
@@ -516,6 +553,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_up),
         cmocka_unit_test(test_up_with_one_stage),
+        cmocka_unit_test(test_fault22_the_default_context_is_no_models_maximum),
         cmocka_unit_test(test_up_when_no_model_is_named),
         cmocka_unit_test(test_up_ends_with_a_child),
         cmocka_unit_test(test_up_stopped_at_once),

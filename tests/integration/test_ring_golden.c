@@ -421,6 +421,45 @@ static void test_sizes(void **state)
     subject_close(&s);
 }
 
+/* Each position of a prompt, alone at the end of what a slot holds already, has the reference's logits: a text may look
+ * well with wrong positions, logits do not. That they tell is shown with two tokens that change their places. */
+static void test_fault21_positions(void **state)
+{
+    struct subject s;
+    size_t rows, cols, n;
+    int32_t swapped[MAX_OUT];
+    uint32_t cuts[MAX_RANKS + 1];
+    struct ask a;
+    if (!subject_open(*state, &s))
+        skip();
+    const float *ref = golden_f32(s.gold, "short.logits", &rows, &cols);
+    const int32_t *prompt = golden_i32(s.gold, "short.prompt", NULL, &n);
+    assert_true(ref && prompt && rows == n && n > 3 && n < MAX_OUT && cols == s.h.n_vocab);
+    even_cuts(s.h.n_block, 3, cuts);
+    struct ring *r = ring_up(s.g, cuts, 3, 1, 32);
+    for (size_t k = 1; k <= n; k++) {
+        ask_begin_at(&a, r, (uint32_t)k % 3, prompt, k, 1);
+        ask_end(&a);
+        assert_int_equal(r->n_rows, k);
+    }
+    for (size_t k = 0; k < n; k++) {
+        const double far = golden_nmse_logits(r->logits + k * cols, ref + k * cols, cols);
+        if (!(far <= 1e-8)) /* how near exactly: test_engine_golden.c */
+            fail_msg("position %zu: NMSE %g", k, far);
+    }
+    memcpy(swapped, prompt, n * sizeof *prompt);
+    size_t other = 1;
+    while (other + 2 < n && swapped[other] == swapped[other + 1])
+        other++;
+    swapped[other] = prompt[other + 1];
+    swapped[other + 1] = prompt[other];
+    ask_begin(&a, r, swapped, n, 1);
+    ask_end(&a);
+    assert_true(golden_nmse_logits(r->logits + n * cols, ref + (n - 1) * cols, cols) > 1e-5);
+    ring_free(r);
+    subject_close(&s);
+}
+
 /* All cases at once, several times over, entering at all ranks: the sequences do not touch each other. */
 static void test_at_once(void **state)
 {
@@ -479,8 +518,8 @@ static void test_every_cut(void **state)
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[2 * N_MODELS + 2];
-    char names[2 * N_MODELS + 2][64];
+    struct CMUnitTest tests[3 * N_MODELS + 2];
+    char names[3 * N_MODELS + 2][64];
     struct err e;
     size_t n = 0;
     if (key_library_init(&e) != OK)
@@ -497,6 +536,11 @@ int main(int argc, char **argv)
         if (!models[i].quantized) { /* a quantized one may decide a close call differently in another batch */
             snprintf(names[n], sizeof names[n], "at once %s", models[i].file);
             tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_at_once, .initial_state = m};
+            n++;
+        }
+        if (!models[i].quantized && strcmp(models[i].cases[0], "short") == 0) {
+            snprintf(names[n], sizeof names[n], "fault21 positions %s", models[i].file);
+            tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_fault21_positions, .initial_state = m};
             n++;
         }
         if (i == 0 || !models[i].golden) {
