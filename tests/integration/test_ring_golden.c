@@ -444,7 +444,7 @@ static void test_fault21_positions(void **state)
     }
     for (size_t k = 0; k < n; k++) {
         const double far = golden_nmse_logits(r->logits + k * cols, ref + k * cols, cols);
-        if (!(far <= 1e-8)) /* how near exactly: test_engine_golden.c */
+        if (!(far <= 1e-6)) /* how near exactly: test_engine_golden.c */
             fail_msg("position %zu: NMSE %g", k, far);
     }
     memcpy(swapped, prompt, n * sizeof *prompt);
@@ -455,7 +455,7 @@ static void test_fault21_positions(void **state)
     swapped[other + 1] = prompt[other];
     ask_begin(&a, r, swapped, n, 1);
     ask_end(&a);
-    assert_true(golden_nmse_logits(r->logits + n * cols, ref + (n - 1) * cols, cols) > 1e-5);
+    assert_true(golden_nmse_logits(r->logits + n * cols, ref + (n - 1) * cols, cols) > 1e-4);
     ring_free(r);
     subject_close(&s);
 }
