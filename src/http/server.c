@@ -55,7 +55,8 @@ static void arm(struct http_conn *c)
 {
     if (!c->wsi)
         return;
-    uint32_t want = lws_partial_buffered(c->wsi) ? EPOLLOUT : 0;
+    const bool more = c->state == CONN_BUSY && reply_has_more(c->r);
+    uint32_t want = more || lws_partial_buffered(c->wsi) ? EPOLLOUT : 0;
     if (waits_for_head(c))
         want |= EPOLLIN | EPOLLRDHUP | EPOLLET; /* what has come stays in the socket until the head is whole */
     else if (c->state != CONN_BUSY)
@@ -236,7 +237,7 @@ static void tend(struct http_conn *c)
         reply_flush(c);
         if (c->wsi && r && reply_queued(r) > c->s->config.max_queued && !r->ended)
             c->cut = true;
-        if (c->wsi && r && reply_queued(r) == 0 && !c->cut && !lws_partial_buffered(c->wsi)) {
+        if (c->wsi && r && reply_queued(r) == 0 && !reply_has_more(r) && !c->cut && !lws_partial_buffered(c->wsi)) {
             c->deadline_ns = 0;
             if (r->ended)
                 next_request(c);
@@ -311,7 +312,8 @@ static void on_conn_event(struct http_conn *c, uint32_t events)
     if (!c->cut && events & EPOLLOUT) {
         if (c->state == CONN_BUSY)
             c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
-        service_out(c);
+        if (c->wsi && lws_partial_buffered(c->wsi))
+            service_out(c);
     }
 }
 

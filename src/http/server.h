@@ -84,6 +84,16 @@ void http_respond(struct http_request *r, const struct http_reply *reply, const 
 void http_begin(struct http_request *r, const struct http_reply *reply);
 void http_write(struct http_request *r, const void *data, size_t len);
 void http_end(struct http_request *r);
+/* Of a body that is produced while it is sent: whenever the client takes more, read is asked for the next piece, of at
+ * most HTTP_PIECE_BYTES; one piece waits for a slow client. false: the connection is cut, so that nobody takes half a
+ * body for a whole one. A HEAD request gets the head alone. ctx lives until on_gone. */
+#define HTTP_PIECE_BYTES ((size_t)256 << 10)
+struct http_source {
+    uint64_t length; /* of the body */
+    void *ctx;
+    bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
+};
+void http_send(struct http_request *r, const struct http_reply *reply, const struct http_source *source);
 size_t http_queued(const struct http_request *r);   /* bytes that wait for the client */
 unsigned http_status(const struct http_request *r); /* of the response; 0: none yet */
 

@@ -37,6 +37,7 @@ void request_free(struct http_request *r)
     buf_free(&r->headers);
     buf_free(&r->body);
     buf_free(&r->out);
+    free(r->piece);
     free(r);
 }
 

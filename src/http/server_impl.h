@@ -42,6 +42,10 @@ struct http_request {
     bool chunked, ended;
     struct buf out; /* response bytes from out_pos wait */
     size_t out_pos;
+    struct http_source source; /* what comes after them */
+    uint64_t source_pos;       /* read so far */
+    uint8_t *piece;            /* [HTTP_PIECE_BYTES], of which [piece_pos, piece_len) waits */
+    size_t piece_pos, piece_len;
 };
 
 struct http_conn {
@@ -114,5 +118,7 @@ void reply_told(struct http_server *s, const char *peer, unsigned status, const 
 /* Sends what the socket takes. */
 void reply_flush(struct http_conn *c);
 size_t reply_queued(const struct http_request *r);
+/* Is there more to come of a body that is produced while it is sent? */
+bool reply_has_more(const struct http_request *r);
 
 #endif

@@ -8,10 +8,14 @@
 #include "http/server_impl.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
+
+#define PIECES_A_TURN 4
 
 static const struct {
     unsigned status;
@@ -43,6 +47,7 @@ static const struct {
     {413, "Content Too Large"},
     {414, "URI Too Long"},
     {415, "Unsupported Media Type"},
+    {416, "Range Not Satisfiable"},
     {417, "Expectation Failed"},
     {422, "Unprocessable Content"},
     {426, "Upgrade Required"},
@@ -161,6 +166,28 @@ void http_end(struct http_request *r)
     conn_mark_dirty(r->conn);
 }
 
+void http_send(struct http_request *r, const struct http_reply *reply, const struct http_source *source)
+{
+    if (r->status)
+        return;
+    put_head(r, reply);
+    buf_printf(&r->out, "content-length: %" PRIu64 "\r\n", source->length);
+    end_head(r);
+    if (has_body(r) && source->length > 0) {
+        r->source = *source;
+        r->piece = malloc(HTTP_PIECE_BYTES);
+        if (!r->piece)
+            conn_cut(r->conn);
+    }
+    r->ended = true;
+    conn_mark_dirty(r->conn);
+}
+
+bool reply_has_more(const struct http_request *r)
+{
+    return r->piece_pos < r->piece_len || r->source_pos < r->source.length;
+}
+
 size_t reply_queued(const struct http_request *r)
 {
     return r->out.len - r->out_pos;
@@ -232,6 +259,40 @@ void reply_told(struct http_server *s, const char *peer, unsigned status, const 
     refusal_free(&x);
 }
 
+static bool next_piece(struct http_request *r)
+{
+    const uint64_t left = r->source.length - r->source_pos;
+    r->piece_pos = 0;
+    r->piece_len = left < HTTP_PIECE_BYTES ? (size_t)left : HTTP_PIECE_BYTES;
+    if (!r->source.read(r->source.ctx, r->source_pos, r->piece, r->piece_len))
+        return false;
+    r->source_pos += r->piece_len;
+    return true;
+}
+
+/* Straight into the socket: lws has nothing of this connection to send, and would keep a copy of what does not fit. A
+ * fast client gets a few pieces, then it is the others' turn. */
+static void flush_source(struct http_conn *c)
+{
+    struct http_request *r = c->r;
+    for (int i = 0; i < PIECES_A_TURN && reply_has_more(r); i++) {
+        if (r->piece_pos == r->piece_len && !next_piece(r)) {
+            conn_cut(c);
+            return;
+        }
+        const ssize_t n =
+            send(c->fd, r->piece + r->piece_pos, r->piece_len - r->piece_pos, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            conn_cut(c);
+        if (n <= 0)
+            return;
+        r->piece_pos += (size_t)n;
+        c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
+        if (r->piece_pos < r->piece_len)
+            return;
+    }
+}
+
 void reply_flush(struct http_conn *c)
 {
     struct http_request *r = c->r;
@@ -252,6 +313,8 @@ void reply_flush(struct http_conn *c)
         return;
     if (r->out.failed)
         conn_cut(c);
+    if (r->out_pos == r->out.len && reply_has_more(r) && c->wsi && !c->cut && !lws_partial_buffered(c->wsi))
+        flush_source(c);
     if (r->out_pos == r->out.len) {
         buf_clear(&r->out);
         r->out_pos = 0;

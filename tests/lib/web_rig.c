@@ -22,6 +22,29 @@
 char web_big[3u << 20];
 static char huge[24u << 20];
 
+uint8_t web_made(uint64_t i)
+{
+    return (uint8_t)(i * 131 + (i >> 8) * 7 + (i >> 18));
+}
+
+static bool make(void *ctx, uint64_t offset, void *data, size_t len)
+{
+    struct web *a = ctx;
+    uint8_t *p = data;
+    pthread_mutex_lock(&a->lock);
+    a->n_made += len;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    for (size_t i = 0; i < len; i++)
+        p[i] = web_made(offset + i);
+    return true;
+}
+
+static bool break_off(void *ctx, uint64_t offset, void *data, size_t len)
+{
+    return len == HTTP_PIECE_BYTES && make(ctx, offset, data, len);
+}
+
 static void on_request(void *ctx, struct http_request *r)
 {
     struct web *a = ctx;
@@ -46,6 +69,12 @@ static void on_request(void *ctx, struct http_request *r)
         http_respond(r, &ok, web_big, sizeof web_big);
     } else if (!strcmp(path, "/huge")) {
         http_respond(r, &ok, huge, sizeof huge);
+    } else if (!strncmp(path, "/made/", 6) || !strncmp(path, "/broken/", 8)) {
+        const struct http_reply part = {.status = 206, .type = "x/y", .headers = "accept-ranges: bytes\r\n"};
+        const struct http_source source = {.length = strtoull(strchr(path + 1, '/') + 1, NULL, 10),
+                                           .ctx = a,
+                                           .read = path[1] == 'm' ? make : break_off};
+        http_send(r, &part, &source);
     } else if (!strcmp(path, "/stream") || !strcmp(path, "/flood")) {
         a->stream = r;
         a->flood = path[1] == 'f';

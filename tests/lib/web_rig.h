@@ -15,12 +15,14 @@
 #define HOST        "Host: x\r\n"
 
 /* What is served: /hello, /echo (the body), /head (a header back), /stream (parts that the test hands in), /never,
- * /flood (as much as goes), /big (3 MiB at once), /huge (24 MiB, more than socket buffers take). */
+ * /flood (as much as goes), /big (3 MiB at once), /huge (24 MiB, more than socket buffers take), /made/N (N bytes
+ * made while they are sent, web_made), /broken/N (the same, but the last piece fails). */
 struct web {
     struct http_server *server;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     unsigned n_requests, n_done, n_cut, n_wakes;
+    uint64_t n_made;             /* bytes of /made */
     unsigned n_refused, refused; /* by the server itself; the last one's status */
     bool own_refusals;           /* they are answered with x/y and the status in brackets */
     struct http_request *stream; /* loop only */
@@ -40,6 +42,9 @@ unsigned web_now(struct web *a, const unsigned *value);
 
 /* A part of /stream, and its end. */
 void web_part(struct web *a, const char *text, bool end);
+
+/* Byte i of /made. */
+uint8_t web_made(uint64_t i);
 
 int web_dial(const struct web *a);
 void web_say_n(int fd, const void *text, size_t n);

@@ -211,6 +211,160 @@ static void test_other_protocols_are_not_taken_up(void **state)
     web_stop(&a);
 }
 
+/* --- bodies made while they are sent --- */
+
+static void hear_made(int fd, uint64_t n)
+{
+    struct buf got = {0};
+    char want[64];
+    snprintf(want, sizeof want, "\r\ncontent-length: %llu\r\n", (unsigned long long)n);
+    web_hear(fd, &got, "\r\n\r\n");
+    assert_non_null(strstr(buf_str(&got), "HTTP/1.1 206 Partial Content\r\n"));
+    assert_non_null(strstr(buf_str(&got), want));
+    const size_t at = (size_t)(strstr(buf_str(&got), "\r\n\r\n") + 4 - (const char *)got.data);
+    uint8_t data[65536];
+    uint64_t i = 0;
+    for (size_t k = at; k < got.len; k++, i++)
+        if (got.data[k] != web_made(i))
+            fail_msg("byte %llu", (unsigned long long)i);
+    while (i < n) {
+        const ssize_t len = recv(fd, data, n - i < sizeof data ? (size_t)(n - i) : sizeof data, 0);
+        if (len <= 0)
+            fail_msg("after %llu of %llu", (unsigned long long)i, (unsigned long long)n);
+        for (ssize_t k = 0; k < len; k++, i++)
+            if (data[k] != web_made(i))
+                fail_msg("byte %llu", (unsigned long long)i);
+    }
+    assert_true(i == n);
+    buf_free(&got);
+}
+
+static void test_made_bodies_of_all_sizes(void **state)
+{
+    (void)state;
+    static struct web a;
+    static const uint64_t sizes[] = {0,
+                                     1,
+                                     HTTP_PIECE_BYTES - 1,
+                                     HTTP_PIECE_BYTES,
+                                     HTTP_PIECE_BYTES + 1,
+                                     4 * HTTP_PIECE_BYTES,
+                                     9 * HTTP_PIECE_BYTES + 5,
+                                     24u << 20};
+    web_start(&a, (struct http_config){0});
+    const int fd = web_dial(&a); /* one after the other on one connection */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char text[100];
+        snprintf(text, sizeof text, "GET /made/%llu HTTP/1.1\r\n" HOST "\r\n", (unsigned long long)sizes[i]);
+        web_say(fd, text);
+        hear_made(fd, sizes[i]);
+    }
+    close(fd);
+    web_stop(&a);
+    assert_int_equal(a.n_done, sizeof sizes / sizeof *sizes);
+    assert_int_equal(a.n_cut, 0);
+}
+
+static void test_made_bodies_at_once(void **state)
+{
+    (void)state;
+    static struct web a;
+    int fd[16];
+    web_start(&a, (struct http_config){0});
+    for (int i = 0; i < 16; i++) {
+        fd[i] = web_dial(&a);
+        web_say(fd[i], "GET /made/9000000 HTTP/1.1\r\n" HOST "\r\n");
+    }
+    for (int i = 15; i >= 0; i--) {
+        hear_made(fd[i], 9000000);
+        close(fd[i]);
+    }
+    web_stop(&a);
+    assert_int_equal(a.n_done, 16);
+}
+
+static void test_head_of_a_made_body(void **state)
+{
+    (void)state;
+    static struct web a;
+    struct buf got = {0};
+    web_start(&a, (struct http_config){0});
+    const int fd = web_dial(&a);
+    web_say(fd, "HEAD /made/123456789012 HTTP/1.1\r\n" HOST "\r\n");
+    web_hear(fd, &got, "content-length: 123456789012\r\n\r\n");
+    web_say(fd, "GET /hello HTTP/1.1\r\n" HOST "Connection: close\r\n\r\n");
+    web_hear(fd, &got, NULL);
+    assert_non_null(strstr(buf_str(&got), "content-length: 123456789012\r\n\r\nHTTP/1.1 200"));
+    close(fd);
+    buf_free(&got);
+    web_stop(&a);
+    assert_int_equal(a.n_made, 0);
+}
+
+static void test_made_body_for_who_closed_the_sending_side(void **state)
+{
+    (void)state;
+    static struct web a;
+    web_start(&a, (struct http_config){0});
+    const int fd = web_dial(&a);
+    web_say(fd, "GET /made/20000000 HTTP/1.1\r\n" HOST "\r\n");
+    shutdown(fd, SHUT_WR);
+    hear_made(fd, 20000000);
+    close(fd);
+    web_stop(&a);
+    assert_int_equal(a.n_done, 1);
+}
+
+/* A client that takes nothing makes the server produce no more than sockets hold, and is cut in the end. */
+static void test_made_body_waits_for_its_client(void **state)
+{
+    (void)state;
+    static struct web a;
+    web_start(&a, (struct http_config){.idle_ms = 300});
+    const int fd = web_dial(&a);
+    web_say(fd, "GET /made/900000000000 HTTP/1.1\r\n" HOST "\r\n");
+    web_wait(&a, &a.n_cut, 1);
+    assert_true(a.n_made > 0 && a.n_made < 64u << 20);
+    close(fd);
+    web_stop(&a);
+}
+
+static void test_made_body_nobody_takes_to_its_end(void **state)
+{
+    (void)state;
+    static struct web a;
+    struct buf got = {0};
+    web_start(&a, (struct http_config){0});
+    int fd = web_dial(&a);
+    web_say(fd, "GET /made/900000000000 HTTP/1.1\r\n" HOST "\r\n");
+    web_hear(fd, &got, "content-length: 900000000000");
+    close(fd); /* with bytes unread: a reset */
+    web_wait(&a, &a.n_cut, 1);
+    fd = web_dial(&a);
+    web_say(fd, "GET /hello HTTP/1.1\r\n" HOST "\r\n");
+    web_hear(fd, &got, "hello");
+    close(fd);
+    buf_free(&got);
+    web_stop(&a);
+}
+
+static void test_made_body_that_breaks_off_is_cut(void **state)
+{
+    (void)state;
+    static struct web a;
+    struct buf got = {0};
+    web_start(&a, (struct http_config){0});
+    const int fd = web_dial(&a);
+    web_say(fd, "GET /broken/1000000 HTTP/1.1\r\n" HOST "\r\n");
+    web_hear(fd, &got, NULL);
+    assert_non_null(strstr(buf_str(&got), "content-length: 1000000\r\n"));
+    assert_true(got.len < 1000000);
+    close(fd);
+    buf_free(&got);
+    web_stop(&a);
+    assert_int_equal(a.n_cut, 1);
+}
+
 /* --- streams --- */
 
 static void test_parts_arrive_one_by_one(void **state)
@@ -550,6 +704,13 @@ int main(void)
         cmocka_unit_test(test_expect_continue),
         cmocka_unit_test(test_post_without_length_has_no_body),
         cmocka_unit_test(test_other_protocols_are_not_taken_up),
+        cmocka_unit_test(test_made_bodies_of_all_sizes),
+        cmocka_unit_test(test_made_bodies_at_once),
+        cmocka_unit_test(test_head_of_a_made_body),
+        cmocka_unit_test(test_made_body_for_who_closed_the_sending_side),
+        cmocka_unit_test(test_made_body_waits_for_its_client),
+        cmocka_unit_test(test_made_body_nobody_takes_to_its_end),
+        cmocka_unit_test(test_made_body_that_breaks_off_is_cut),
         cmocka_unit_test(test_parts_arrive_one_by_one),
         cmocka_unit_test(test_old_clients_get_streams_without_chunks),
         cmocka_unit_test(test_client_that_leaves_a_stream),
