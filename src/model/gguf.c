@@ -159,7 +159,7 @@ bool gguf_split_name(const char *path, size_t *prefix, uint32_t *part, uint32_t 
     return true;
 }
 
-static int32_t block_of(const char *name)
+int32_t gguf_block_of(const char *name)
 {
     if (strncmp(name, "blk.", 4) != 0)
         return -1;
@@ -184,7 +184,7 @@ static enum err_code add_tensors(struct gguf *g, uint32_t file, struct err *e)
                                     .file = file,
                                     .size = gguf_get_tensor_size(f->ctx, i)};
         memcpy(t->t.ne, gguf_get_tensor_ne(f->ctx, i), sizeof t->t.ne);
-        t->t.block = block_of(t->t.name);
+        t->t.block = gguf_block_of(t->t.name);
         if (__builtin_add_overflow(data, rel, &t->t.offset) || t->t.offset > f->size ||
             t->t.size > f->size - t->t.offset)
             return err_set(e, ERR_FORMAT,

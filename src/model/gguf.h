@@ -106,6 +106,7 @@ enum err_code gguf_value_bytes(const struct gguf *g, size_t i, struct buf *out, 
 /* --- tensors --- */
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
+int32_t gguf_block_of(const char *name); /* N of "blk.N.", else -1 */
 /* How many bytes has a tensor of this type and shape? false: there is no such type, or none of this shape. */
 bool gguf_tensor_bytes(int type, const int64_t ne[4], uint64_t *out);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name); /* NULL when missing; hashed */

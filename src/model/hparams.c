@@ -2,6 +2,7 @@
 #include "model/hparams.h"
 
 #include "base/text.h"
+#include "model/ident.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -339,34 +340,87 @@ void hparams_fini(struct hparams *h)
     *h = (struct hparams){0};
 }
 
+enum err_code model_part_of(const struct hparams *h, const char *name, enum model_part *out, struct err *e)
+{
+    int32_t block = gguf_block_of(name);
+    uint32_t n = h->n_block + h->n_nextn;
+    if (block >= 0 && (uint32_t)block >= n)
+        return err_set(e, ERR_FORMAT, "tensor %s is of a block the model does not have (it has %u)", name, n);
+    if (block >= 0)
+        *out = (uint32_t)block < h->n_block ? MODEL_BLOCK : MODEL_NEXTN;
+    else if (strncmp(name, "token_", 6) == 0)
+        *out = MODEL_EMBD;
+    else if (strncmp(name, "output", 6) == 0)
+        *out = MODEL_HEAD;
+    else
+        *out = MODEL_GLOBAL;
+    return OK;
+}
+
+static enum err_code sizes_add(struct model_sizes *s, const struct hparams *h, const char *name, uint64_t size,
+                               struct err *e)
+{
+    enum model_part part;
+    enum err_code rc = model_part_of(h, name, &part, e);
+    if (rc != OK)
+        return rc;
+    switch (part) {
+    case MODEL_BLOCK:
+        s->block_bytes[gguf_block_of(name)] += size;
+        break;
+    case MODEL_EMBD:
+        s->embd_bytes += size;
+        break;
+    case MODEL_HEAD:
+        s->head_bytes += size;
+        if (strcmp(name, "output.weight") == 0)
+            s->tied = false;
+        break;
+    case MODEL_NEXTN:
+        s->nextn_bytes += size;
+        break;
+    case MODEL_GLOBAL:
+        s->global_bytes += size;
+        break;
+    }
+    return OK;
+}
+
+/* Of all tensors that a stage file lists. */
+static enum err_code sizes_listed(struct model_sizes *s, const struct gguf *g, const struct hparams *h, struct err *e)
+{
+    const uint8_t *list;
+    size_t len, n = 0;
+    struct ident_tensor *lines = NULL;
+    enum err_code rc = gguf_arr_u8(g, IDENT_KEY_TENSORS, &list, &len, e);
+    if (rc == OK)
+        rc = ident_read(list, len, &lines, &n, e);
+    for (size_t i = 0; i < n && rc == OK; i++) {
+        char name[IDENT_NAME_SIZE];
+        uint64_t size = 0;
+        if (gguf_tensor_bytes(lines[i].type, lines[i].ne, &size))
+            rc = sizes_add(s, h, ident_name(&lines[i], name), size, e);
+    }
+    free(lines);
+    return rc;
+}
+
 enum err_code model_sizes_read(const struct gguf *g, const struct hparams *h, struct model_sizes *out, struct err *e)
 {
     struct model_sizes s = {.n_block = h->n_block, .tied = true};
+    enum err_code rc = OK;
     s.block_bytes = calloc(h->n_block, sizeof *s.block_bytes);
     if (!s.block_bytes)
         return err_set(e, ERR_NOMEM, "out of memory");
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        if (t->block >= 0) {
-            uint32_t b = (uint32_t)t->block;
-            if (b >= h->n_block + h->n_nextn) {
-                free(s.block_bytes);
-                return err_set(e, ERR_FORMAT, "tensor %s is of a block the model does not have (it has %u)", t->name,
-                               h->n_block + h->n_nextn);
-            }
-            if (b < h->n_block)
-                s.block_bytes[b] += t->size;
-            else
-                s.nextn_bytes += t->size;
-        } else if (strcmp(t->name, "token_embd.weight") == 0) {
-            s.embd_bytes = t->size;
-        } else if (strncmp(t->name, "output", 6) == 0) {
-            s.head_bytes += t->size;
-            if (strcmp(t->name, "output.weight") == 0)
-                s.tied = false;
-        } else if (strncmp(t->name, "rope_", 5) == 0) {
-            s.global_bytes += t->size;
-        }
+    if (gguf_has(g, IDENT_KEY_FIRST) && gguf_has(g, IDENT_KEY_TENSORS)) {
+        rc = sizes_listed(&s, g, h, e);
+    } else {
+        for (size_t i = 0; i < gguf_n_tensors(g) && rc == OK; i++)
+            rc = sizes_add(&s, h, gguf_tensor_at(g, i)->name, gguf_tensor_at(g, i)->size, e);
+    }
+    if (rc != OK) {
+        free(s.block_bytes);
+        return rc;
     }
     if (s.tied)
         s.head_bytes += s.embd_bytes;

@@ -78,16 +78,24 @@ uint32_t hparams_conv_channels(const struct hparams *h);
 enum err_code hparams_read(const struct gguf *g, struct hparams *out, struct err *e) KV_MUST_USE;
 void hparams_fini(struct hparams *h);
 
+/* Who needs a tensor: the rank of its block; the first; the last; the last, where NextN blocks are used; all. Those of
+ * no kind that is known are for all. */
+enum model_part { MODEL_BLOCK, MODEL_EMBD, MODEL_HEAD, MODEL_NEXTN, MODEL_GLOBAL };
+/* ERR_FORMAT: of a block that the model does not have. */
+enum err_code model_part_of(const struct hparams *h, const char *name, enum model_part *out, struct err *e) KV_MUST_USE;
+
 /* Bytes of tensors per part, for plans and `kvasir index`. */
 struct model_sizes {
     uint32_t n_block;
     uint64_t *block_bytes; /* [n_block] trunk blocks */
-    uint64_t embd_bytes;   /* token_embd: on the first rank */
+    uint64_t embd_bytes;   /* token embedding: on the first rank */
     uint64_t head_bytes;   /* what the last rank adds: output norm and head, or norm and token_embd when tied */
     uint64_t global_bytes; /* tensors every rank needs (rope factors) */
     uint64_t nextn_bytes;  /* NextN blocks: on no rank yet */
     bool tied;
 };
+/* Of a stage file with the list of all tensors (slice.h): of the whole model. Of one without: of what it has, tied not
+ * being known. */
 enum err_code model_sizes_read(const struct gguf *g, const struct hparams *h, struct model_sizes *out,
                                struct err *e) KV_MUST_USE;
 void model_sizes_fini(struct model_sizes *s);

@@ -9,6 +9,8 @@
 
 #define MIN_LINE_BYTES (8 + 1 + 8 + 4 * 8 + DIGEST_BYTES)
 
+_Static_assert(IDENT_NAME_SIZE > GGUF_SCAN_MAX_NAME, "every name fits");
+
 static const char id_label[] = "kvasir model id 1";
 
 /* --- orders --- */
@@ -148,6 +150,13 @@ enum err_code ident_read(const void *data, size_t len, struct ident_tensor **out
     *out = v;
     *n_out = (size_t)n;
     return OK;
+}
+
+const char *ident_name(const struct ident_tensor *t, char out[IDENT_NAME_SIZE])
+{
+    memcpy(out, t->name, t->name_len);
+    out[t->name_len] = 0;
+    return out;
 }
 
 const struct ident_tensor *ident_find(const struct ident_tensor *lines, size_t n, const char *name)

@@ -12,6 +12,12 @@
 
 #define IDENT_MAX_TENSORS (1u << 20)
 
+/* Keys of stage files (slice.h). */
+#define IDENT_KEY_FIRST   "kvasir.window.first"
+#define IDENT_KEY_END     "kvasir.window.end"
+#define IDENT_KEY_ID      "kvasir.model.id"
+#define IDENT_KEY_TENSORS "kvasir.model.tensors"
+
 /* A tensor of a model and its number in it. */
 struct ident_ref {
     const struct gguf_tensor *t;
@@ -39,6 +45,8 @@ enum err_code ident_put_all(struct buf *list, const struct gguf *g, const uint8_
 /* Takes a list apart; the lines point into data; free(*out). ERR_FORMAT with the offset: cut off, not sorted, a shape
  * or a type that cannot be; ERR_LIMIT; ERR_NOMEM. */
 enum err_code ident_read(const void *data, size_t len, struct ident_tensor **out, size_t *n, struct err *e) KV_MUST_USE;
+#define IDENT_NAME_SIZE 64
+const char *ident_name(const struct ident_tensor *t, char out[IDENT_NAME_SIZE]); /* NUL-terminated; returns out */
 /* The line of this name; NULL when there is none. */
 const struct ident_tensor *ident_find(const struct ident_tensor *lines, size_t n, const char *name);
 

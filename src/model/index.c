@@ -227,7 +227,7 @@ enum err_code index_match(const struct index_file *f, const struct gguf *g, stru
     if (rc != OK)
         return rc;
     rc = match_tensors(f, g, &x, e);
-    if (rc == OK && x.n_tensors != f->n_tensors && !gguf_has(g, INDEX_KEY_FIRST))
+    if (rc == OK && x.n_tensors != f->n_tensors && !gguf_has(g, IDENT_KEY_FIRST))
         rc = err_set(e, ERR_MISMATCH, "the index has %zu tensors, %s only %zu of them", f->n_tensors, gguf_path(g),
                      x.n_tensors);
     if (rc == OK)

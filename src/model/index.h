@@ -20,8 +20,6 @@ void index_fini(struct index *x);
 /* Called now and then with the bytes done and in all; return false to stop (ERR_CANCELLED). */
 typedef bool index_progress(void *ctx, uint64_t done, uint64_t total);
 
-#define INDEX_KEY_FIRST "kvasir.window.first" /* a file with this key is a stage file: its tensors are not all */
-
 /* Reads every tensor of g through pread. The model id is the digest of a canonical encoding (docs/manifest.md): the
  * metadata keys sorted (without split.* and kvasir.*), each with its value bytes, then the tensors sorted by name, each
  * with name, type, shape and digest; so a split file and its whole have one id. Of a stage file it is of no use: see
