@@ -2,21 +2,20 @@
 #include "base/io.h"
 #include "base/parse.h"
 #include "cli/commands.h"
+#include "cli/progress.h"
 #include "model/hparams.h"
-#include "model/index.h"
+#include "model/slice.h"
 
 #include <stdio.h>
-#include <unistd.h>
 
 struct index_command {
-    const char *model, *out;
+    const char *model, *out, *check;
     bool json;
 };
 
 static bool on_progress(void *ctx, uint64_t done, uint64_t total)
 {
-    if (*(bool *)ctx && total > 0)
-        fprintf(stderr, "\r\033[K%u %%", (unsigned)(done * 100 / total));
+    progress_show(ctx, done, total);
     return true;
 }
 
@@ -49,10 +48,10 @@ static enum err_code show(const struct index_command *c, const struct gguf *g, c
 {
     struct index x;
     struct buf json = {0};
-    bool tty = isatty(STDERR_FILENO);
-    enum err_code rc = index_cached(g, on_progress, &tty, &x, e);
-    if (tty)
-        fprintf(stderr, "\r\033[K");
+    struct progress p;
+    progress_begin(&p, "reading the model");
+    enum err_code rc = index_cached(g, on_progress, &p, &x, e);
+    progress_end(&p);
     if (rc != OK)
         return rc;
     if (c->json || c->out)
@@ -68,23 +67,95 @@ static enum err_code show(const struct index_command *c, const struct gguf *g, c
     return rc;
 }
 
+static uint64_t tensor_bytes(const struct gguf *g)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < gguf_n_tensors(g); i++)
+        bytes += gguf_tensor_at(g, i)->size;
+    return bytes;
+}
+
+/* Of a stage file there is no index; what it says it is, and whether its bytes are that, can be told. */
+static enum err_code show_stage(const struct index_command *c, const struct gguf *g, const struct slice_label *l,
+                                struct err *e)
+{
+    struct progress p;
+    uint8_t id[DIGEST_BYTES];
+    char hex[DIGEST_HEX_SIZE], size[16];
+    if (c->json || c->out)
+        return err_set(e, ERR_ARG, "%s is a stage file, layers [%u,%u) of a model: an index is made of the model",
+                       c->model, l->first, l->end);
+    if (l->has_id) {
+        progress_begin(&p, "reading the stage file");
+        enum err_code rc = slice_model_id(g, on_progress, &p, id, e);
+        progress_end(&p);
+        if (rc != OK)
+            return rc;
+    }
+    printf("stage file layers [%u,%u)\nmodel id   %s\n", l->first, l->end,
+           l->has_id ? digest_hex(id, hex) : "not known: made without digests");
+    printf("tensors    %zu, %s\n", gguf_n_tensors(g), parse_fmt_bytes(tensor_bytes(g), size));
+    return OK;
+}
+
+static enum err_code show_any(const struct index_command *c, const struct gguf *g, struct err *e)
+{
+    struct slice_label label;
+    struct hparams h;
+    struct model_sizes s;
+    enum err_code rc = slice_label_read(g, &label, e);
+    if (rc == OK && label.stage_file)
+        return show_stage(c, g, &label, e);
+    if (rc == OK)
+        rc = hparams_read(g, &h, e);
+    if (rc != OK)
+        return rc;
+    rc = model_sizes_read(g, &h, &s, e);
+    if (rc == OK) {
+        rc = show(c, g, &h, &s, e);
+        model_sizes_fini(&s);
+    }
+    hparams_fini(&h);
+    return rc;
+}
+
+/* The model's bytes, or a stage file's, against an index that was made before. */
+static enum err_code check(const struct index_command *c, const struct gguf *g, struct err *e)
+{
+    struct buf text = {0};
+    struct index_file f = {0};
+    struct index x = {0};
+    struct progress p;
+    char hex[DIGEST_HEX_SIZE], size[16];
+    enum err_code rc = io_read_file(c->check, INDEX_MAX_TEXT, &text, e);
+    if (rc == OK) {
+        rc = index_read(text.data, text.len, &f, e);
+        if (rc == OK)
+            rc = index_match(&f, g, &x, e);
+        if (rc != OK)
+            err_prefix(e, "%s", c->check);
+    }
+    if (rc == OK) {
+        progress_begin(&p, "reading the model");
+        rc = index_verify(g, &x, on_progress, &p, e);
+        progress_end(&p);
+    }
+    if (rc == OK)
+        printf("%s: as in %s: model %s, %zu tensors, %s\n", c->model, c->check, digest_hex(x.model_id, hex),
+               x.n_tensors, parse_fmt_bytes(tensor_bytes(g), size));
+    index_fini(&x);
+    index_file_fini(&f);
+    buf_free(&text);
+    return rc;
+}
+
 static enum err_code run(const struct index_command *c, struct err *e)
 {
     struct gguf *g;
-    struct hparams h;
-    struct model_sizes s;
     enum err_code rc = gguf_open(c->model, &g, e);
     if (rc != OK)
         return rc;
-    rc = hparams_read(g, &h, e);
-    if (rc == OK) {
-        rc = model_sizes_read(g, &h, &s, e);
-        if (rc == OK) {
-            rc = show(c, g, &h, &s, e);
-            model_sizes_fini(&s);
-        }
-        hparams_fini(&h);
-    }
+    rc = c->check ? check(c, g, e) : show_any(c, g, e);
     gguf_close(g);
     return rc;
 }
@@ -95,11 +166,15 @@ int cmd_index(int argc, char **argv, const struct command *cmd)
     const struct opt opts[] = {
         {"output", 'o', OPT_STRING, "FILE", "write the index (JSON, *.kvi) to FILE", &c.out, 0, 0},
         {"json", 0, OPT_FLAG, NULL, "print the index as JSON", &c.json, 0, 0},
+        {"check", 0, OPT_STRING, "KVI", "compare the files' bytes with this index; status 1 if they differ", &c.check,
+         0, 0},
         {0},
     };
     int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
     if (rc >= 0)
         return rc;
+    if (c.check && (c.out || c.json))
+        return opt_usage(cmd, "--check makes no index: it goes without %s", c.out ? "-o" : "--json");
     struct err e;
     return run(&c, &e) == OK ? EXIT_OK : opt_fail(&e);
 }

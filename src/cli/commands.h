@@ -14,6 +14,7 @@ int cmd_up(int argc, char **argv, const struct command *c);
 int cmd_node(int argc, char **argv, const struct command *c);
 int cmd_plan(int argc, char **argv, const struct command *c);
 int cmd_index(int argc, char **argv, const struct command *c);
+int cmd_slice(int argc, char **argv, const struct command *c);
 int cmd_chat(int argc, char **argv, const struct command *c);
 int cmd_status(int argc, char **argv, const struct command *c);
 int cmd_keygen(int argc, char **argv, const struct command *c);

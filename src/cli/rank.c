@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/rank.h"
 
-#include "base/clock.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "base/parse.h"
-#include "model/index.h"
+#include "cli/progress.h"
+#include "model/slice.h"
 
 #include <string.h>
 #include <strings.h>
@@ -23,35 +23,30 @@ uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes)
 
 /* --- the model ----------------------------------------------------------------------------------- */
 
-struct progress {
-    uint64_t begin_ns, shown_ns;
-    bool tty, shown;
-};
-
 static bool on_progress(void *ctx, uint64_t done, uint64_t total)
 {
-    struct progress *p = ctx;
-    uint64_t now = clock_now_ns();
-    if (!p->tty || now - p->begin_ns < CLOCK_NS_PER_S || now - p->shown_ns < CLOCK_NS_PER_S / 5 || total == 0)
-        return true;
-    p->shown_ns = now;
-    p->shown = true;
-    fprintf(stderr, "\r\033[Kreading the model for its id: %u %%", (unsigned)(done * 100 / total));
+    progress_show(ctx, done, total);
     return true;
 }
 
 enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e)
 {
-    struct progress p = {.begin_ns = clock_now_ns(), .tty = isatty(STDERR_FILENO)};
-    struct index x;
-    enum err_code rc = index_cached(g, on_progress, &p, &x, e);
-    if (p.shown)
-        fprintf(stderr, "\r\033[K");
-    if (rc != OK)
-        return rc;
-    memcpy(out, x.model_id, DIGEST_BYTES);
-    index_fini(&x);
-    return OK;
+    struct progress p;
+    progress_begin(&p, "reading the model for its id");
+    enum err_code rc = slice_model_id(g, on_progress, &p, out, e);
+    progress_end(&p);
+    return rc;
+}
+
+/* A stage file must hold the rank's window; what it is of, its id says. */
+static enum err_code window_check(const struct gguf *g, const struct manifest_rank *row, uint32_t index, struct err *e)
+{
+    struct slice_label l;
+    enum err_code rc = slice_label_read(g, &l, e);
+    if (rc == OK && l.stage_file && (row->first < l.first || row->end > l.end))
+        rc = err_set(e, ERR_MISMATCH, "%s is a stage file of [%u,%u); rank %u needs [%u,%u)", gguf_path(g), l.first,
+                     l.end, index, row->first, row->end);
+    return rc;
 }
 
 static enum err_code model_check(const struct gguf *g, const struct manifest *m, const uint8_t *model_id,
@@ -117,6 +112,8 @@ enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manif
     enum kv_type kv = KV_F16;
     bool bounded_rewind = false;
     enum err_code rc = model_check(g, m, model_id, &bounded_rewind, e);
+    if (rc == OK)
+        rc = window_check(g, &m->ranks[index], index, e);
     if (rc == OK && o->kv)
         rc = kv_parse_type(o->kv, &kv, e);
     if (rc != OK)

@@ -60,8 +60,9 @@ struct rank {
     struct node *node;
 };
 
-/* Loads rank r's window of g. ERR_MISMATCH when the model is not the manifest's (shape; id when model_id is not NULL);
- * else as stage_open. g may be closed afterwards. */
+/* Loads rank r's window of g, a model or a stage file that holds it. ERR_MISMATCH when the model is not the manifest's
+ * (shape; id when model_id is not NULL) or the stage file holds other blocks; else as stage_open. g may be closed
+ * afterwards. */
 enum err_code rank_open(struct rank *r, const struct gguf *g, const struct manifest *m, uint32_t index,
                         const uint8_t *model_id, const struct rank_options *o, struct err *e) KV_MUST_USE;
 
@@ -81,7 +82,8 @@ void rank_report_of(const struct rank *r, struct rank_report *out);
  * window of few bytes gets few of them, since threads that meet after every operation cost more than they compute. */
 uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes);
 
-/* The model id, from the cache or by reading the files, with a progress line on stderr when it takes long. */
+/* The id of the model that g is or is a stage file of (slice_model_id), with a progress line on stderr when it takes
+ * long. */
 enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e) KV_MUST_USE;
 
 /* "rank 3  layers [39,48)  ram 3.4GiB  kv 0.9GiB  cpu" */
