@@ -701,6 +701,10 @@ const char *http_path(const struct http_request *r)
 {
     return r->path;
 }
+const char *http_query(const struct http_request *r)
+{
+    return r->query ? r->query : "";
+}
 const char *http_peer(const struct http_request *r)
 {
     return r->conn->peer;

@@ -61,6 +61,7 @@ void http_wake(struct http_server *s);
 /* --- the request; strings live as long as it --- */
 const char *http_method(const struct http_request *r); /* "GET", "POST", "OPTIONS", "DELETE", ... */
 const char *http_path(const struct http_request *r);   /* "/v1/models", decoded, without the query */
+const char *http_query(const struct http_request *r);  /* "a=1&b=2", decoded; "" when there is none */
 /* A header's value, name in lower case with or without the colon; NULL when it is not there. */
 const char *http_header(const struct http_request *r, const char *name);
 const void *http_body(const struct http_request *r, size_t *len);

@@ -34,6 +34,7 @@ void request_free(struct http_request *r)
     if (!r)
         return;
     free(r->path);
+    free(r->query);
     buf_free(&r->headers);
     buf_free(&r->body);
     buf_free(&r->out);
@@ -166,6 +167,20 @@ static void check_length(struct lws *wsi, struct http_request *r)
         refuse(r, 413, "The request body is larger than this server takes.");
 }
 
+/* lws keeps the parts between the ampersands, and their sum. */
+static void copy_query(struct lws *wsi, struct http_request *r)
+{
+    const int len = lws_hdr_total_length(wsi, WSI_TOKEN_HTTP_URI_ARGS);
+    if (len <= 0)
+        return;
+    r->query = malloc((size_t)len + 1);
+    if (!r->query || lws_hdr_copy(wsi, r->query, len + 1, WSI_TOKEN_HTTP_URI_ARGS) < 0)
+        refuse(r, 500, "There is not enough memory for this request.");
+    /* An empty last part it takes for an empty path and makes a "/" of it. */
+    else if (r->query[len - 1] == '/' && (len == 1 || r->query[len - 2] == '&'))
+        r->query[len - 1] = 0;
+}
+
 /* lws has a whole head. */
 static void take_head(struct http_conn *c, struct lws *wsi, const char *path, size_t path_len)
 {
@@ -193,6 +208,7 @@ static void take_head(struct http_conn *c, struct lws *wsi, const char *path, si
         refuse(r, 400, "The path has a NUL character in it.");
     r->head_only = strcmp(r->method, "HEAD") == 0;
     check_version(wsi, r);
+    copy_query(wsi, r);
     copy_headers(wsi, r);
     if (!r->refuse && !r->http10 && (!occurs(wsi, WSI_TOKEN_HOST, 1, c->s) || occurs(wsi, WSI_TOKEN_HOST, 2, c->s)))
         refuse(r, 400, "The request does not have one host header.");

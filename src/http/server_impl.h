@@ -26,7 +26,7 @@ enum conn_state {
 struct http_request {
     struct http_conn *conn;
     const char *method;
-    char *path;
+    char *path, *query;
     struct buf headers; /* "name\0value\0" for each */
     struct buf body;
     uint64_t length; /* of the body, as announced */

@@ -65,6 +65,8 @@ static void on_request(void *ctx, struct http_request *r)
         char text[256];
         const int n = snprintf(text, sizeof text, "%s|%s|%s", http_method(r), v ? v : "-", auth ? auth : "-");
         http_respond(r, &ok, text, (size_t)n);
+    } else if (!strcmp(path, "/query")) {
+        http_respond(r, &ok, http_query(r), strlen(http_query(r)));
     } else if (!strcmp(path, "/big")) {
         http_respond(r, &ok, web_big, sizeof web_big);
     } else if (!strcmp(path, "/huge")) {

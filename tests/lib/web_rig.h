@@ -14,9 +14,9 @@
 #define WEB_WAIT_MS 10000u
 #define HOST        "Host: x\r\n"
 
-/* What is served: /hello, /echo (the body), /head (a header back), /stream (parts that the test hands in), /never,
- * /flood (as much as goes), /big (3 MiB at once), /huge (24 MiB, more than socket buffers take), /made/N (N bytes
- * made while they are sent, web_made), /broken/N (the same, but the last piece fails). */
+/* What is served: /hello, /echo (the body), /head (a header back), /query (the query back), /stream (parts that the
+ * test hands in), /never, /flood (as much as goes), /big (3 MiB at once), /huge (24 MiB, more than socket buffers
+ * take), /made/N (N bytes made while they are sent, web_made), /broken/N (the same, but the last piece fails). */
 struct web {
     struct http_server *server;
     pthread_mutex_t lock;

@@ -149,6 +149,30 @@ static void test_paths_are_decoded(void **state)
     web_stop(&a);
 }
 
+static void test_queries_arrive(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {{"", ""},
+                                           {"?", ""},
+                                           {"?a=1", "a=1"},
+                                           {"?a=1&", "a=1&"},
+                                           {"?&", "&"},
+                                           {"?a=1&b=2:3", "a=1&b=2:3"},
+                                           {"?a=%31%3a2", "a=1:2"},
+                                           {"?layers=0:2", "layers=0:2"}};
+    static struct web a;
+    web_start(&a, (struct http_config){0});
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[200], want[64];
+        const int n =
+            snprintf(text, sizeof text, "GET /query%s HTTP/1.1\r\n" HOST "Connection: close\r\n\r\n", cases[i][0]);
+        snprintf(want, sizeof want, "content-length: %zu\r\nconnection: close\r\n\r\n%s", strlen(cases[i][1]),
+                 cases[i][1]);
+        web_ask(&a, text, (size_t)n, want);
+    }
+    web_stop(&a);
+}
+
 static void test_head_has_no_body(void **state)
 {
     (void)state;
@@ -700,6 +724,7 @@ int main(void)
         cmocka_unit_test(test_large_bodies_both_ways),
         cmocka_unit_test(test_headers_arrive),
         cmocka_unit_test(test_paths_are_decoded),
+        cmocka_unit_test(test_queries_arrive),
         cmocka_unit_test(test_head_has_no_body),
         cmocka_unit_test(test_expect_continue),
         cmocka_unit_test(test_post_without_length_has_no_body),
