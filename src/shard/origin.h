@@ -11,12 +11,16 @@
  *
  * Also HEAD; Range with one range, If-Range, If-None-Match; strong ETags. NAME is what listing the folder (not its
  * subfolders) gave: a path that is not in the list is a 404, so nothing outside can be named. Symbolic links in the
- * folder are followed. Indexes are computed by one thread behind; serving runs on the HTTP server's loop.
+ * folder are followed. Indexes are computed by one thread behind; serving runs on the HTTP server's loop. The folder is
+ * listed again at most once a second. Who reads a file that is replaced gets the old one to its end; who reads one that
+ * is written to is cut off.
  */
 #ifndef KVASIR_SHARD_ORIGIN_H
 #define KVASIR_SHARD_ORIGIN_H
 
 #include "base/err.h"
+
+#include <stddef.h>
 
 struct origin_config {
     const char *dir, *addr;   /* "host:port"; port 0: any */
@@ -31,9 +35,13 @@ void origin_stop(struct origin *o); /* NULL is fine */
 uint16_t origin_port(const struct origin *o);
 
 struct origin_counts {
-    uint64_t n_requests, body_bytes, n_open;
+    uint64_t n_requests, body_bytes;
+    uint64_t n_open; /* requests being answered */
     uint32_t n_models, n_indexed;
 };
 void origin_count(const struct origin *o, struct origin_counts *out); /* any thread */
+
+/* The names under /models/ as they were at the start; NULL when there are no more. Valid until origin_stop. */
+const char *origin_name(const struct origin *o, size_t i);
 
 #endif
