@@ -256,15 +256,16 @@ static enum err_code to_err(CURLcode code, const struct transfer *t, const char 
                             struct err *e)
 {
     const char *why = detail[0] ? detail : curl_easy_strerror(code);
+    const double idle_s = (double)t->idle_ns / (double)CLOCK_NS_PER_S;
     if (t->cancelled)
         return err_set(e, ERR_CANCELLED, "the request to %s was stopped", host);
     if (t->refused)
         return err_set(e, ERR_PROTOCOL, "%s: %s", host, t->refused);
     if (t->idle)
-        return err_set(e, ERR_TIMEOUT, "%s sent nothing for %u seconds", host, (unsigned)(t->idle_ns / CLOCK_NS_PER_S));
+        return err_set(e, ERR_TIMEOUT, "%s sent nothing for %g seconds", host, idle_s);
     if (t->slow)
-        return err_set(e, ERR_TIMEOUT, "%s sent fewer than %u bytes a second for %u seconds", host, t->call->floor_b_s,
-                       (unsigned)(t->idle_ns / CLOCK_NS_PER_S));
+        return err_set(e, ERR_TIMEOUT, "%s sent fewer than %u bytes a second for %g seconds", host, t->call->floor_b_s,
+                       idle_s);
     switch (code) {
     case CURLE_OK:
         return OK;
