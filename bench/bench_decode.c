@@ -79,8 +79,8 @@ int main(int argc, char **argv)
         rig_die(&e);
     struct gguf *g = rig_model(argc > 1 ? argv[1] : NULL, "half", KV_TEST_SCRATCH "/bench-half.gguf");
     struct rig one, two;
-    rig_up(&one, g, &(struct layout_options){.n_stages = 1, .n_ctx = 512});
-    rig_up(&two, g, &(struct layout_options){.n_stages = 2, .n_ctx = 512});
+    rig_up(&one, g, &(struct layout_options){.n_stages = 1, .n_ctx = 512}, false);
+    rig_up(&two, g, &(struct layout_options){.n_stages = 2, .n_ctx = 512}, false);
     double a[MAX_ROUNDS], b[MAX_ROUNDS], ratio[MAX_ROUNDS];
     decode(&one, n_tok);
     decode(&two, n_tok);

@@ -16,11 +16,11 @@ _Noreturn void rig_die(const struct err *e)
     exit(1);
 }
 
-void rig_up(struct rig *r, const struct gguf *g, const struct layout_options *o)
+void rig_up(struct rig *r, const struct gguf *g, const struct layout_options *o, bool no_repack)
 {
     struct err e;
     int fds[RIG_MAX_RANKS] = {-1, -1};
-    struct rank_options ro = {.n_threads = 1};
+    struct rank_options ro = {.n_threads = 1, .no_repack = no_repack};
     memset(r, 0, sizeof *r);
     if (layout_make(g, o, &r->m, &e) != OK)
         rig_die(&e);

@@ -17,8 +17,9 @@ struct rig {
     struct rank ranks[RIG_MAX_RANKS];
 };
 
-/* o: at most RIG_MAX_RANKS ranks. Waits until the ring is whole. */
-void rig_up(struct rig *r, const struct gguf *g, const struct layout_options *o);
+/* o: at most RIG_MAX_RANKS ranks. no_repack: computes with the weights as they are in the file. Waits until the ring is
+ * whole. */
+void rig_up(struct rig *r, const struct gguf *g, const struct layout_options *o, bool no_repack);
 void rig_down(struct rig *r);
 
 _Noreturn void rig_die(const struct err *e);
