@@ -17,6 +17,7 @@ int cmd_index(int argc, char **argv, const struct command *c);
 int cmd_slice(int argc, char **argv, const struct command *c);
 int cmd_chat(int argc, char **argv, const struct command *c);
 int cmd_status(int argc, char **argv, const struct command *c);
+int cmd_origin(int argc, char **argv, const struct command *c);
 int cmd_keygen(int argc, char **argv, const struct command *c);
 int cmd_doctor(int argc, char **argv, const struct command *c);
 
