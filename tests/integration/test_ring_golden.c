@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Real models around real rings: every llama model of the test data and the demo model, in rings of several sizes over
- * loopback sockets, gives the reference's tokens, and at every step, bit for bit, the logits of the unsplit run.
+ * loopback sockets, gives the reference's tokens, and at every step, bit for bit, the logits of the unsplit run. So it
+ * does when each rank has nothing but a stage file.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +17,7 @@
 #include "engine/stage.h"
 #include "lib/golden.h"
 #include "lib/test_util.h"
-#include "model/hparams.h"
+#include "model/slice.h"
 #include "net/tcp.h"
 #include "ring/node.h"
 #include "tok/tok.h"
@@ -146,6 +147,7 @@ static void subject_close(struct subject *s)
 /* --- a ring of stages ---------------------------------------------------------------------------- */
 
 struct ring {
+    const struct index *digests; /* each rank opens a stage file; NULL: the model */
     bool bounded_rewind;
     struct manifest m;
     struct manifest_rank rows[MAX_RANKS];
@@ -181,9 +183,30 @@ static enum err_code set_sampling(void *ctx, uint32_t slot, const struct batch_s
     return stage_sampling(ctx, slot, s, e);
 }
 
+/* A rank's stage file, opened; the name is gone again. Every other one holds a block more than the rank needs. */
+static struct gguf *stage_file(const struct gguf *g, const struct index *x, const struct manifest_rank *row, uint32_t i)
+{
+    struct hparams h;
+    struct slice s;
+    struct gguf *file;
+    struct err e;
+    char path[PATH_MAX];
+    test_scratch("stage.gguf", path);
+    uint32_t first = row->first > 0 && i % 2 ? row->first - 1 : row->first;
+    assert_int_equal(hparams_read(g, &h, &e), OK);
+    if (slice_plan(g, &h, first, row->end, x, &s, &e) != OK || slice_write(g, &s, path, NULL, NULL, &e) != OK ||
+        gguf_open(path, &file, &e) != OK)
+        fail_msg("%s", e.msg);
+    unlink(path);
+    slice_fini(&s);
+    hparams_fini(&h);
+    return file;
+}
+
 static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
 {
     struct err e;
+    struct gguf *own = r->digests ? stage_file(g, r->digests, &r->rows[i], i) : NULL;
     const struct manifest *m = &r->m;
     struct stage_params p = {.first = r->rows[i].first,
                              .end = r->rows[i].end,
@@ -192,8 +215,9 @@ static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
                              .n_batch = m->n_batch,
                              .n_threads = 1,
                              .kv_type = KV_F32};
-    if (stage_open(g, &p, &r->stage[i], &e) != OK)
+    if (stage_open(own ? own : g, &p, &r->stage[i], &e) != OK)
         fail_msg("rank %u: %s", i, e.msg);
+    gguf_close(own);
     struct node_config c = {.m = m,
                             .rank = i,
                             .secret = &r->key[i],
@@ -209,7 +233,8 @@ static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
 }
 
 /* cuts: n + 1 block numbers, from 0 to the last. */
-static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t n, uint32_t n_slots, uint32_t n_batch)
+static struct ring *ring_of(const struct gguf *g, const struct index *digests, const uint32_t *cuts, uint32_t n,
+                            uint32_t n_slots, uint32_t n_batch)
 {
     struct ring *r = calloc(1, sizeof *r);
     struct hparams h;
@@ -227,6 +252,7 @@ static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t
                              .n_batch = n_batch,
                              .n_ranks = n,
                              .ranks = r->rows};
+    r->digests = digests;
     r->bounded_rewind = hparams_bounded_rewind(&h);
     hparams_fini(&h);
     for (uint32_t i = 0; i < n; i++) {
@@ -255,6 +281,11 @@ static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t
             fail_msg("%s", e.msg);
     }
     return r;
+}
+
+static struct ring *ring_up(const struct gguf *g, const uint32_t *cuts, uint32_t n, uint32_t n_slots, uint32_t n_batch)
+{
+    return ring_of(g, NULL, cuts, n, n_slots, n_batch);
 }
 
 static void ring_free(struct ring *r)
@@ -486,7 +517,19 @@ static void test_at_once(void **state)
     subject_close(&s);
 }
 
-/* Each of the 2^(n-1) ways to cut the model; of the 128 of the demo model every ninth. */
+/* Way `mask` of the 2^(n-1) ways to cut n blocks; returns the number of ranks. */
+static uint32_t cut_by_mask(uint32_t mask, uint32_t n_block, uint32_t cuts[MAX_RANKS + 1])
+{
+    uint32_t n = 0;
+    cuts[0] = 0;
+    for (uint32_t i = 1; i <= n_block; i++) {
+        if (i == n_block || mask & 1u << (i - 1))
+            cuts[++n] = i;
+    }
+    return n;
+}
+
+/* Each way to cut the model; of the 128 of the demo model every ninth. */
 static void test_every_cut(void **state)
 {
     struct subject s;
@@ -494,12 +537,8 @@ static void test_every_cut(void **state)
         skip();
     struct record whole = {0};
     for (uint32_t mask = 0; mask < 1u << (s.h.n_block - 1); mask += s.m->golden ? 1 : 9) {
-        uint32_t cuts[MAX_RANKS + 1] = {0}, n = 0;
+        uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(mask, s.h.n_block, cuts);
         char what[64];
-        for (uint32_t i = 1; i <= s.h.n_block; i++) {
-            if (i == s.h.n_block || mask & 1u << (i - 1))
-                cuts[++n] = i;
-        }
         struct record rec = {0};
         struct ring *r = ring_up(s.g, cuts, n, 1, 64);
         record_run(r, &s, 12, &rec);
@@ -513,6 +552,38 @@ static void test_every_cut(void **state)
         free(rec.logits);
     }
     free(whole.logits);
+    subject_close(&s);
+}
+
+/* The same with a stage file for each rank; of the 128 ways to cut 8 blocks every seventh, of a
+ * quantized model's every fifth. The first run is that of the
+ * model itself. */
+static void test_stage_files(void **state)
+{
+    struct subject s;
+    struct index x;
+    struct err e;
+    if (!subject_open(*state, &s))
+        skip();
+    assert_int_equal(index_compute(s.g, NULL, NULL, &x, &e), OK);
+    struct record whole = {0};
+    uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(0, s.h.n_block, cuts);
+    struct ring *r = ring_up(s.g, cuts, n, 1, 64);
+    record_run(r, &s, 8, &whole);
+    ring_free(r);
+    for (uint32_t mask = 0; mask < 1u << (s.h.n_block - 1); mask += s.h.n_block > 6 ? 7 : s.m->quantized ? 5 : 1) {
+        char what[64];
+        struct record rec = {0};
+        n = cut_by_mask(mask, s.h.n_block, cuts);
+        r = ring_of(s.g, &x, cuts, n, 1, 64);
+        record_run(r, &s, 8, &rec);
+        ring_free(r);
+        snprintf(what, sizeof what, "stage files of %s, cut %x", s.m->file, mask);
+        must_be_equal(&whole, &rec, s.h.n_vocab, what);
+        free(rec.logits);
+    }
+    free(whole.logits);
+    index_fini(&x);
     subject_close(&s);
 }
 
@@ -541,6 +612,11 @@ int main(int argc, char **argv)
         if (!models[i].quantized && strcmp(models[i].cases[0], "short") == 0) {
             snprintf(names[n], sizeof names[n], "fault21 positions %s", models[i].file);
             tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_fault21_positions, .initial_state = m};
+            n++;
+        }
+        if (models[i].golden) {
+            snprintf(names[n], sizeof names[n], "stage files %s", models[i].file);
+            tests[n] = (struct CMUnitTest){.name = names[n], .test_func = test_stage_files, .initial_state = m};
             n++;
         }
         if (i == 0 || !models[i].golden) {
