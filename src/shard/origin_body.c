@@ -102,19 +102,14 @@ static void put_date(time_t t, char out[40])
 /* A date of the one form that is written today (§5.6.7); -1: it is none. */
 static time_t read_date(const char *s)
 {
-    char name[4] = "", weekday[4] = "", again[40];
+    char again[40];
     struct tm tm = {0};
-    if (!s || sscanf(s, "%3[A-Za-z], %2d %3[A-Za-z] %4d %2d:%2d:%2d GMT", weekday, &tm.tm_mday, name, &tm.tm_year,
-                     &tm.tm_hour, &tm.tm_min, &tm.tm_sec) != 7)
+    const char *end = s ? strptime(s, "%a, %d %b %Y %H:%M:%S GMT", &tm) : NULL;
+    if (!end || *end)
         return -1;
-    const char *at = strstr(months, name);
-    if (strlen(name) != 3 || !at)
-        return -1;
-    tm.tm_mon = (int)(at - months) / 3;
-    tm.tm_year -= 1900;
     const time_t t = timegm(&tm);
     put_date(t, again);
-    return strcmp(again, s) == 0 ? t : -1;
+    return strcmp(again, s) == 0 ? t : -1; /* the very form, and the right day of the week */
 }
 
 /* §13.2.2 as far as it goes for files: 0: go on, else 304 or 412. */
