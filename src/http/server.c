@@ -568,14 +568,16 @@ static enum err_code split_addr(const char *addr, char *host, size_t size, char 
 
 static void take_bound(struct http_server *s, const struct sockaddr_storage *ss)
 {
+    struct sockaddr_in v4 = {0};
+    struct sockaddr_in6 v6 = {0};
     if (ss->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)ss;
-        s->port = ntohs(v6->sin6_port);
-        s->loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+        memcpy(&v6, ss, sizeof v6);
+        s->port = ntohs(v6.sin6_port);
+        s->loopback = IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
     } else {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)ss;
-        s->port = ntohs(v4->sin_port);
-        s->loopback = ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+        memcpy(&v4, ss, sizeof v4);
+        s->port = ntohs(v4.sin_port);
+        s->loopback = ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
     }
 }
 

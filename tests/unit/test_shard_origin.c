@@ -729,7 +729,10 @@ static void test_a_file_that_is_written_to_is_cut(void **state)
         begin_slowly(&w, o, url);
         const uint64_t length = strtoull(web_header(&w, "content-length"), NULL, 10);
         FILE *f = fopen(in_dir("m.gguf", path), "r+");
-        assert_non_null(f);
+        if (!f) {
+            fail_msg("%s cannot be opened", path);
+            return;
+        }
         assert_int_equal(fseek(f, -5000, SEEK_END), 0);
         assert_int_equal(fputs("other", f) < 0, 0);
         assert_int_equal(fclose(f), 0);
