@@ -35,7 +35,7 @@ struct ggml_tensor *graph_columns(struct graph *g, struct ggml_tensor *x, uint32
     return ggml_view_2d(g->ctx, x, x->ne[0], n, x->nb[1], tok0 * x->nb[1]);
 }
 
-/* One entry's rows of q against its slot's cells. tok0: its first token in the batch. -> [Dv * H, n_tok] */
+/* The rows of q of entry i's group against the slots' cells. tok0: its first token in the batch. -> [Dv * H, n_tok] */
 static struct ggml_tensor *attend(struct graph *g, uint32_t il, uint32_t i, uint32_t tok0, struct ggml_tensor *q,
                                   float scale, struct ggml_tensor *sinks)
 {
@@ -43,21 +43,23 @@ static struct ggml_tensor *attend(struct graph *g, uint32_t il, uint32_t i, uint
     struct ggml_tensor *kc = g->kv->k[il - g->kv->first], *vc = g->kv->v[il - g->kv->first];
     enum kv_view view = kv_view_of(g->h, il);
     int64_t d = q->ne[0], heads = q->ne[1], dv = g->h->head_dim_v, hk = g->h->n_head_kv[il];
-    int64_t n = en->n_cells[view];
-    size_t cell0 = (size_t)en->slot * g->kv->n_cells[view];
+    int64_t n = en->n_cells[view], n_tok = en->n_tok, group = en->n_group;
+    size_t cells = g->kv->n_cells[view], cell0 = (size_t)en->slot * cells;
 
-    struct ggml_tensor *qe = ggml_view_3d(g->ctx, q, d, heads, en->n_tok, q->nb[1], q->nb[2], tok0 * q->nb[2]);
-    qe = ggml_permute(g->ctx, qe, 0, 2, 1, 3); /* [D, n_tok, H] */
-    struct ggml_tensor *ke =
-        ggml_view_3d(g->ctx, kc, d, n, hk, kc->nb[1], ggml_row_size(kc->type, d), cell0 * kc->nb[1]); /* [D, n, Hk] */
-    struct ggml_tensor *ve = ggml_view_3d(g->ctx, vc, dv, n, hk, vc->nb[1], ggml_row_size(vc->type, dv),
-                                          cell0 * vc->nb[1]); /* [Dv, n, Hk] */
+    struct ggml_tensor *qe =
+        ggml_view_4d(g->ctx, q, d, heads, n_tok, group, q->nb[1], q->nb[2], (size_t)n_tok * q->nb[2], tok0 * q->nb[2]);
+    qe = ggml_permute(g->ctx, qe, 0, 2, 1, 3); /* [D, n_tok, H, group] */
+    struct ggml_tensor *ke = ggml_view_4d(g->ctx, kc, d, n, hk, group, kc->nb[1], ggml_row_size(kc->type, d),
+                                          cells * kc->nb[1], cell0 * kc->nb[1]); /* [D, n, Hk, group] */
+    struct ggml_tensor *ve = ggml_view_4d(g->ctx, vc, dv, n, hk, group, vc->nb[1], ggml_row_size(vc->type, dv),
+                                          cells * vc->nb[1], cell0 * vc->nb[1]); /* [Dv, n, Hk, group] */
+    struct ggml_tensor *mask = ggml_reshape_4d(g->ctx, g->view[view].masks[i], n, n_tok, 1, group);
     struct ggml_tensor *o =
-        ggml_flash_attn_ext(g->ctx, qe, ke, ve, g->view[view].masks[i], scale, 0.0f, 0.0f); /* [Dv, H, n_tok] */
+        ggml_flash_attn_ext(g->ctx, qe, ke, ve, mask, scale, 0.0f, 0.0f); /* [Dv, H, n_tok, group] */
     if (sinks)
         ggml_flash_attn_ext_add_sinks(o, sinks);
     ggml_prec_set_acc(o, GGML_PREC_F32);
-    return ggml_reshape_2d(g->ctx, o, dv * heads, en->n_tok);
+    return ggml_reshape_2d(g->ctx, o, dv * heads, n_tok * group);
 }
 
 struct ggml_tensor *graph_attention(struct graph *g, uint32_t il, struct ggml_tensor *q, struct ggml_tensor *k,
@@ -74,10 +76,10 @@ struct ggml_tensor *graph_attention(struct graph *g, uint32_t il, struct ggml_te
 
     struct ggml_tensor *out = NULL;
     uint32_t tok0 = 0;
-    for (uint32_t i = 0; i < g->n_entries; i++) {
+    for (uint32_t i = 0; i < g->n_entries; i += g->entries[i].n_group) {
         struct ggml_tensor *o = attend(g, il, i, tok0, q, scale, sinks);
         out = out ? ggml_concat(g->ctx, out, o, 1) : o;
-        tok0 += g->entries[i].n_tok;
+        tok0 += g->entries[i].n_tok * g->entries[i].n_group;
     }
     return out;
 }

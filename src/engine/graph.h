@@ -17,12 +17,14 @@
 struct graph_entry {
     uint32_t slot, n_tok;
     uint32_t n_cells[KV_VIEWS]; /* cells attention looks at, rounded up so that graphs can be used again */
+    uint32_t n_group; /* entries from this one on that are attended in one operation: alike, in neighbouring slots; 0:
+                         it belongs to one before */
 };
 
 /* What attention over one kind of cache needs to know of the step. */
 struct graph_view {
     struct ggml_tensor *cells;  /* [n_tok] i64: row of each token in the cache tensors */
-    struct ggml_tensor **masks; /* [n_entries], each [n_cells, n_tok of the entry] f16: 0 or -inf */
+    struct ggml_tensor **masks; /* [n_entries], of each group's first [n_cells, n_tok * n_group] f16: 0 or -inf */
 };
 
 /* One graph under construction. Tensors live in ctx; inputs are filled by the stage before each compute. */

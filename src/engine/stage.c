@@ -120,8 +120,9 @@ static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t 
         if (!s->kv.has[v])
             continue;
         g->view[v].cells = input(s, GGML_TYPE_I64, n_tok, 1, "cells");
-        for (uint32_t i = 0; i < n_entries; i++)
-            g->view[v].masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_cells[v], s->entries[i].n_tok, "mask");
+        for (uint32_t i = 0; i < n_entries; i += s->entries[i].n_group)
+            g->view[v].masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_cells[v],
+                                        (int64_t)s->entries[i].n_tok * s->entries[i].n_group, "mask");
     }
 
     struct ggml_tensor *x;
@@ -255,6 +256,18 @@ static enum err_code step_check(const struct stage *s, const struct batch *b, st
     return is_first(s) ? OK : rows_check(b, "incoming", e);
 }
 
+/* Finds the entries that one attention operation can serve: as many tokens and cells each, slots in a row. */
+static void group(struct graph_entry *en, uint32_t n)
+{
+    for (uint32_t i = 0, first = 0; i < n; i++) {
+        bool joins = i > 0 && en[i].slot == en[i - 1].slot + 1 && en[i].n_tok == en[i - 1].n_tok &&
+                     memcmp(en[i].n_cells, en[i - 1].n_cells, sizeof en[i].n_cells) == 0;
+        first = joins ? first : i;
+        en[i].n_group = 0;
+        en[first].n_group++;
+    }
+}
+
 /* Fills s->entries and the host side of the inputs; *n_out: rows that leave the last stage. */
 static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
 {
@@ -276,12 +289,14 @@ static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
         if (!s->p.all_logits && (en->flags & BATCH_SAMPLE))
             s->ids[out++] = (int32_t)tok - 1;
     }
+    group(s->entries, b->n_entries);
     *n_out = is_last(s) ? out : 0;
 }
 
-/* The mask of one entry: a token sees itself and what was before it, as far as its window reaches. */
-static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_tensor *t, uint32_t cells,
-                     uint32_t window)
+/* The mask of one entry, rows row0 and up of t: a token sees itself and what was before it, as far as its window
+ * reaches. */
+static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_tensor *t, uint32_t row0,
+                     uint32_t cells, uint32_t window)
 {
     const ggml_fp16_t open = ggml_fp32_to_fp16(0.0f), shut = ggml_fp32_to_fp16(-INFINITY);
     uint32_t n = (uint32_t)t->ne[0], end = en->pos + en->n_tok;
@@ -298,7 +313,7 @@ static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_
                 s->mask[c] = p >= from && p <= pos ? open : shut;
             }
         }
-        ggml_backend_tensor_set(t, s->mask, (size_t)k * n * sizeof *s->mask, n * sizeof *s->mask);
+        ggml_backend_tensor_set(t, s->mask, (size_t)(row0 + k) * n * sizeof *s->mask, n * sizeof *s->mask);
     }
 }
 
@@ -309,8 +324,11 @@ static void set_masks(struct stage *s, const struct batch *b)
             continue;
         uint32_t window = v == KV_VIEW_WINDOW ? s->h.n_window : UINT32_MAX;
         ggml_backend_tensor_set(s->g.view[v].cells, s->cells[v], 0, b->n_tok * sizeof *s->cells[v]);
-        for (uint32_t i = 0; i < b->n_entries; i++)
-            set_mask(s, &b->entries[i], s->g.view[v].masks[i], s->kv.n_cells[v], window);
+        for (uint32_t i = 0, first = 0; i < b->n_entries; i++) {
+            first = s->entries[i].n_group > 0 ? i : first;
+            set_mask(s, &b->entries[i], s->g.view[v].masks[first], (i - first) * b->entries[i].n_tok, s->kv.n_cells[v],
+                     window);
+        }
     }
 }
 
@@ -576,7 +594,7 @@ static enum err_code make_inputs(struct stage *s, struct err *e)
 /* The largest step: n_tok tokens at the end of a full context. */
 static void build_largest(struct stage *s, uint32_t n_tok)
 {
-    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok};
+    s->entries[0] = (struct graph_entry){.slot = 0, .n_tok = n_tok, .n_group = 1};
     memcpy(s->entries[0].n_cells, s->kv.n_cells, sizeof s->kv.n_cells);
     build(s, 1, n_tok, is_last(s) ? (s->max_out < n_tok ? s->max_out : n_tok) : 0);
 }
