@@ -14,6 +14,8 @@ const struct command commands[] = {
      cmd_index},
     {"slice", "MODEL --layers A:B -o FILE", "Write the stage file of a window: a GGUF with its tensors alone.",
      cmd_slice},
+    {"pull", "URL [URL...] --layers A:B -o FILE", "Fetch the stage file of a window from web servers, verified.",
+     cmd_pull},
     {"origin", "DIR [OPTIONS]", "Serve the models of a folder over HTTP: files, indexes, stage files.", cmd_origin},
     {"keygen", "FILE", "Make a node's identity, or show the public key of one.", cmd_keygen},
     {"doctor", "[OPTIONS]", "Say what this machine has and what is missing.", cmd_doctor},

@@ -77,7 +77,7 @@ struct pull {
     struct remote_reader *readers[PULL_MAX_CONNECTIONS];
     bool failed;
     struct err err;     /* the first error */
-    char wrong[200];    /* "tensor from host, ..." */
+    char wrong[200];    /* "tensor from host, ...", those that were not what the index says */
     uint64_t bucket_ns; /* --rate: the time up to which bytes are paid for */
 };
 

@@ -104,6 +104,31 @@ static bool piece_right(struct pull *p, size_t i)
     return piece->done;
 }
 
+/* Every origin gave something wrong: what, and who. */
+static void nobody_left(struct pull *p, struct err *e)
+{
+    pthread_mutex_lock(&p->lock);
+    err_set(e, ERR_MISMATCH, "tensor %s: not what the index says, and there is no other origin to get it from",
+            p->wrong);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static bool any_wrong(struct pull *p)
+{
+    pthread_mutex_lock(&p->lock);
+    const bool any = p->wrong[0] != 0;
+    pthread_mutex_unlock(&p->lock);
+    return any;
+}
+
+static void note_wrong(struct pull *p, const char *tensor, const char *host)
+{
+    pthread_mutex_lock(&p->lock);
+    const size_t n = strlen(p->wrong);
+    snprintf(p->wrong + n, sizeof p->wrong - n, "%s%s from %s", n ? ", " : "", tensor, host);
+    pthread_mutex_unlock(&p->lock);
+}
+
 /* Piece i is not what the index says, as it came from the network. false: there is nobody left to ask. */
 static bool piece_wrong(struct pull *p, size_t i, struct err *e)
 {
@@ -119,21 +144,17 @@ static bool piece_wrong(struct pull *p, size_t i, struct err *e)
     if (blame) {
         const uint32_t origin = (uint32_t)__builtin_ctz(from);
         const char *host = remote_origin_host(p->r, origin);
-        left = remote_distrust(p->r, origin);
+        note_wrong(p, name, host);
+        left = remote_distrust(p->r, origin); /* from now on other workers fail, too */
         log_warn("pull", "%s sent a wrong tensor %s: its digest is not the index's; this origin is not asked again",
                  host, name);
-        pthread_mutex_lock(&p->lock);
-        const size_t n = strlen(p->wrong);
-        snprintf(p->wrong + n, sizeof p->wrong - n, "%s%s from %s", n ? ", " : "", name, host);
-        pthread_mutex_unlock(&p->lock);
+    } else if (piece->n_wrong > MAX_WRONG) {
+        note_wrong(p, name, "several origins or the disk");
+        left = false;
     }
-    if (left && (blame || piece->n_wrong <= MAX_WRONG))
-        return true;
-    pthread_mutex_lock(&p->lock);
-    err_set(e, ERR_MISMATCH, "tensor %s is not what the index says (wrong: %s), and no other origin is left", name,
-            p->wrong[0] ? p->wrong : "mixed from several origins");
-    pthread_mutex_unlock(&p->lock);
-    return false;
+    if (!left)
+        nobody_left(p, e);
+    return left;
 }
 
 /* --- what is there already --- */
@@ -378,6 +399,8 @@ void pull_fetch(struct pull *p)
         rc = remote_read(x, j->file, j->at, j->end - j->at, put_job, &f, &f.origin, &e);
         if (f.failed)
             e = f.err;
+        else if (rc == ERR_MISMATCH && any_wrong(p)) /* another worker found it */
+            nobody_left(p, &e);
     }
     if (rc != OK)
         pull_fail(p, &e); /* no news when it is because all stop */
