@@ -360,6 +360,61 @@ static void test_nodes_by_hand(void **state)
     hand_fini(&h);
 }
 
+static void slice_of(const char *of_model, const char *layers, const char *out)
+{
+    struct proc p;
+    START(&p, "slice", of_model, "--layers", layers, "-o", out);
+    finish(&p, 0);
+    proc_free(&p);
+}
+
+static void node_refused(struct hand *h, int i, const char *file, const char *says)
+{
+    hand_start(h, i, file);
+    finish(&h->node[i], 1);
+    if (proc_lines(&h->node[i], PROC_ERR, "kvasir: ERR_") != 1 || !strstr(proc_text(&h->node[i], PROC_ERR), says))
+        fail_msg("'%s' is not in: %s", says, proc_text(&h->node[i], PROC_ERR));
+    proc_free(&h->node[i]);
+}
+
+/* Each node has a stage file and nothing else; rank 1's holds more than its window. */
+static void test_nodes_with_stage_files(void **state)
+{
+    (void)state;
+    struct hand h;
+    static const char *const layers[N_NODES] = {"0:3", "1:5", "3:6"};
+    char file[N_NODES][PATH_MAX], other[PATH_MAX];
+    struct buf bytes = {0};
+    struct err e;
+    hand_init(&h);
+    for (int i = 0; i < N_NODES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "stage%d.gguf", i);
+        slice_of(model, layers[i], in_dir(name, file[i]));
+    }
+    for (int i = N_NODES - 1; i >= 0; i--)
+        hand_start(&h, i, file[i]);
+    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+    for (int i = 0; i < N_NODES; i++) {
+        kill(h.node[i].pid, SIGTERM);
+        finish(&h.node[i], 0);
+        proc_free(&h.node[i]);
+    }
+
+    node_refused(&h, 1, file[0], "is a stage file of [0,3); rank 1 needs");
+    slice_of(other_model, layers[1], in_dir("other-stage.gguf", other));
+    node_refused(&h, 1, other, "is another model");
+    assert_int_equal(io_read_file(file[1], 64u << 20, &bytes, &e), OK);
+    bytes.data[bytes.len - 1000] ^= 1;
+    assert_int_equal(io_write_file(file[1], bytes.data, bytes.len, 0644, &e), OK);
+    node_refused(&h, 1, file[1], "are not those of its model");
+    buf_free(&bytes);
+    for (int i = 0; i < N_NODES; i++)
+        unlink(file[i]);
+    unlink(other);
+    hand_fini(&h);
+}
+
 static char *id_of(const char *of_model)
 {
     struct proc p;
@@ -559,6 +614,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_up_stopped_at_once),
         cmocka_unit_test(test_keygen),
         cmocka_unit_test(test_nodes_by_hand),
+        cmocka_unit_test(test_nodes_with_stage_files),
         cmocka_unit_test(test_another_model),
         cmocka_unit_test(test_neighbours_with_different_manifests),
         cmocka_unit_test(test_what_does_not_belong),

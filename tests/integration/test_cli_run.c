@@ -570,6 +570,97 @@ static void test_index(void **state)
     yyjson_doc_free(other);
 }
 
+static void test_index_check(void **state)
+{
+    (void)state;
+    struct proc p;
+    char model[PATH_MAX], other[PATH_MAX], kvi[PATH_MAX], bad[PATH_MAX], words[3 * PATH_MAX];
+    struct buf bytes = {0};
+    struct err e;
+    test_data("llama-spm-q4_0.gguf", model);
+    test_data("llama-spm-q8_0.gguf", other);
+    test_scratch("bad.gguf", bad);
+    snprintf(words, sizeof words, "index %% -o %s", test_scratch("model.kvi", kvi));
+    start(&p, model, words);
+    finish(&p, 0);
+    proc_free(&p);
+
+    snprintf(words, sizeof words, "index %% --check %s", kvi);
+    start(&p, model, words);
+    finish(&p, 0);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), ": as in "));
+    proc_free(&p);
+    start(&p, other, words);
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_MISMATCH: "), 1);
+    proc_free(&p);
+    assert_int_equal(io_read_file(model, 16u << 20, &bytes, &e), OK);
+    bytes.data[bytes.len - 4000] ^= 1;
+    assert_int_equal(io_write_file(bad, bytes.data, bytes.len, 0644, &e), OK);
+    start(&p, bad, words);
+    finish(&p, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "the bytes of tensor "));
+    proc_free(&p);
+    start(&p, kvi, words); /* an index is no model */
+    finish(&p, 1);
+    proc_free(&p);
+    snprintf(words, sizeof words, "index %% --check %s", model); /* nor the other way round */
+    start(&p, model, words);
+    finish(&p, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "is not JSON"));
+    proc_free(&p);
+    buf_free(&bytes);
+    unlink(bad);
+    unlink(kvi);
+}
+
+static void test_slice(void **state)
+{
+    (void)state;
+    struct proc p;
+    char model[PATH_MAX], out[PATH_MAX], again[PATH_MAX], words[3 * PATH_MAX];
+    struct buf a = {0}, b = {0};
+    struct err e;
+    test_data("llama-spm-q4_0-00001-of-00003.gguf", model);
+    test_scratch("slice.gguf", out);
+    test_scratch("slice-again.gguf", again);
+    snprintf(words, sizeof words, "slice %% --layers 1:4 -o %s --json", out);
+    yyjson_doc *doc = json_of(model, words), *index = json_of(model, "index % --json");
+    yyjson_val *v = yyjson_doc_get_root(doc);
+    assert_true(yyjson_equals(yyjson_obj_get(v, "model_id"), yyjson_obj_get(yyjson_doc_get_root(index), "model_id")));
+    assert_int_equal(io_read_file(out, 16u << 20, &a, &e), OK);
+    assert_int_equal(yyjson_get_uint(yyjson_obj_get(v, "size")), a.len);
+    yyjson_doc_free(doc);
+    yyjson_doc_free(index);
+
+    snprintf(words, sizeof words, "slice %% --layers 1:4 -o %s", again);
+    start(&p, out, words);
+    finish(&p, 0);
+    proc_free(&p);
+    assert_int_equal(io_read_file(again, 16u << 20, &b, &e), OK);
+    assert_true(a.len == b.len && memcmp(a.data, b.data, a.len) == 0);
+    static const char *const wrong[] = {"slice % --layers 1:4", "slice % -o x.gguf", "slice % --layers 1:400 -o x.gguf",
+                                        "slice % --layers 4:1 -o x.gguf", "slice % --layers 0:2 -o x.gguf"};
+    for (size_t i = 0; i < 5; i++) {
+        start(&p, out, wrong[i]);
+        finish(&p, i < 2 ? 2 : 1);
+        assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir"), 1);
+        proc_free(&p);
+    }
+    start(&p, out, "index %");
+    finish(&p, 0);
+    assert_int_equal(proc_lines(&p, PROC_OUT, "stage file layers [1,4)"), 1);
+    proc_free(&p);
+    start(&p, out, "run % -p x");
+    finish(&p, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "is a stage file of [1,4)"));
+    proc_free(&p);
+    buf_free(&a);
+    buf_free(&b);
+    unlink(out);
+    unlink(again);
+}
+
 static void test_doctor(void **state)
 {
     (void)state;
@@ -649,6 +740,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wrong_usage),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_index),
+        cmocka_unit_test(test_index_check),
+        cmocka_unit_test(test_slice),
         cmocka_unit_test(test_doctor),
         cmocka_unit_test(test_plan),
     };

@@ -14,6 +14,7 @@
 #include "lib/golden.h"
 #include "lib/stage_run.h"
 #include "lib/test_util.h"
+#include "model/slice.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -392,6 +393,38 @@ static void nextn_blocks_are_loaded_on_request(void **state)
     gguf_close(g);
 }
 
+/* The last stage file of a model with NextN blocks has all that they need. */
+static void nextn_blocks_come_with_the_last_stage_file(void **state)
+{
+    (void)state;
+    struct gguf *g = open_fixture("qwen35moe-f32"), *file;
+    struct hparams h;
+    struct slice s;
+    struct err e;
+    struct stage_params p = run_params();
+    struct run whole, r;
+    char path[PATH_MAX];
+    assert_int_equal(hparams_read(g, &h, &e), OK);
+    p.first = 4;
+    p.end = h.n_block;
+    p.nextn = true;
+    assert_int_equal(slice_plan(g, &h, p.first, p.end, NULL, &s, &e), OK);
+    assert_int_equal(slice_write(g, &s, test_scratch("last.gguf", path), NULL, NULL, &e), OK);
+    assert_int_equal(gguf_open(path, &file, &e), OK);
+    unlink(path);
+    open_run(&whole, g, &p);
+    open_run(&r, file, &p);
+    assert_int_equal(r.info->weight_bytes, whole.info->weight_bytes);
+    assert_int_equal(r.info->nextn_bytes, whole.info->nextn_bytes);
+    assert_int_equal(r.info->weight_bytes, s.tensor_bytes); /* and nothing else */
+    run_close(&r);
+    run_close(&whole);
+    slice_fini(&s);
+    hparams_fini(&h);
+    gguf_close(file);
+    gguf_close(g);
+}
+
 #define WITH(fn, stem) ((struct CMUnitTest){#fn " " stem, fn, NULL, NULL, (void *)(uintptr_t)(stem)})
 
 int main(void)
@@ -419,6 +452,7 @@ int main(void)
         WITH(quantized_caches_stay_close, "gemma3-f32"),
         cmocka_unit_test(a_cache_type_that_does_not_fit_the_heads_is_refused),
         cmocka_unit_test(nextn_blocks_are_loaded_on_request),
+        cmocka_unit_test(nextn_blocks_come_with_the_last_stage_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
