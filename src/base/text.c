@@ -98,3 +98,14 @@ void text_put_json(struct buf *out, const void *s, size_t n)
     }
     buf_put_u8(out, '"');
 }
+
+void text_put_url(struct buf *out, const char *name)
+{
+    for (; *name; name++) {
+        const unsigned char ch = (unsigned char)*name;
+        if ((ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') || strchr("-._~", ch))
+            buf_put_u8(out, ch);
+        else
+            buf_printf(out, "%%%02X", ch);
+    }
+}

@@ -23,4 +23,7 @@ const char *text_clean(const void *s, size_t n, char *out, size_t size);
  * UTF-8 (text_valid). */
 void text_put_json(struct buf *out, const void *s, size_t n);
 
+/* Appends a name as one segment of a URL's path: what RFC 3986 §2.3 does not leave as it is, in hex. */
+void text_put_url(struct buf *out, const char *name);
+
 #endif

@@ -3,6 +3,7 @@
 #include "base/parse.h"
 #include "cli/commands.h"
 #include "cli/progress.h"
+#include "cli/source.h"
 #include "model/hparams.h"
 #include "model/slice.h"
 
@@ -10,6 +11,7 @@
 
 struct index_command {
     const char *model, *out, *check;
+    struct source_options source;
     bool json;
 };
 
@@ -19,6 +21,7 @@ static bool on_progress(void *ctx, uint64_t done, uint64_t total)
     return true;
 }
 
+/* x NULL: a model on a web server without an index. */
 static void print_text(const struct gguf *g, const struct hparams *h, const struct model_sizes *s,
                        const struct index *x)
 {
@@ -26,7 +29,7 @@ static void print_text(const struct gguf *g, const struct hparams *h, const stru
     uint64_t total = s->embd_bytes + s->head_bytes + s->global_bytes + s->nextn_bytes - (s->tied ? s->embd_bytes : 0);
     for (uint32_t b = 0; b < s->n_block; b++)
         total += s->block_bytes[b];
-    printf("model id   %s\n", digest_hex(x->model_id, id));
+    printf("model id   %s\n", x ? digest_hex(x->model_id, id) : "not known: there is no index beside the model");
     printf("family     %s\nfiles      %u\ntensors    %zu, %s\n", h->arch, gguf_n_files(g), gguf_n_tensors(g),
            parse_fmt_bytes(total, size));
     printf("width      %u\nvocabulary %u\ncontext    %u\n", h->n_embd, h->n_vocab, h->n_ctx_train);
@@ -44,25 +47,38 @@ static void print_text(const struct gguf *g, const struct hparams *h, const stru
 }
 
 static enum err_code show(const struct index_command *c, const struct gguf *g, const struct hparams *h,
-                          const struct model_sizes *s, struct err *e)
+                          const struct model_sizes *s, const struct index *x, struct err *e)
 {
-    struct index x;
     struct buf json = {0};
-    struct progress p;
-    progress_begin(&p, "reading the model");
-    enum err_code rc = index_cached(g, on_progress, &p, &x, e);
-    progress_end(&p);
-    if (rc != OK)
-        return rc;
+    enum err_code rc = OK;
     if (c->json || c->out)
-        rc = index_write(g, h, s, &x, &json, e);
+        rc = index_write(g, h, s, x, &json, e);
     if (rc == OK && c->out)
         rc = io_write_file(c->out, json.data, json.len, 0644, e);
     if (rc == OK && c->json)
         printf("%s\n", buf_str(&json));
     else if (rc == OK)
-        print_text(g, h, s, &x);
+        print_text(g, h, s, x);
     buf_free(&json);
+    return rc;
+}
+
+static enum err_code show_model(const struct index_command *c, const struct source *src, const struct hparams *h,
+                                const struct model_sizes *s, struct err *e)
+{
+    struct index x;
+    struct progress p;
+    if (src->remote) {
+        uint8_t id[DIGEST_BYTES];
+        enum err_code rc = c->json || c->out ? source_model_id(src, id, e) : OK;
+        return rc == OK ? show(c, source_gguf(src), h, s, remote_index(src->remote), e) : rc;
+    }
+    progress_begin(&p, "reading the model");
+    enum err_code rc = index_cached(src->file, on_progress, &p, &x, e);
+    progress_end(&p);
+    if (rc != OK)
+        return rc;
+    rc = show(c, src->file, h, s, &x, e);
     index_fini(&x);
     return rc;
 }
@@ -76,18 +92,20 @@ static uint64_t tensor_bytes(const struct gguf *g)
 }
 
 /* Of a stage file there is no index; what it says it is, and whether its bytes are that, can be told. */
-static enum err_code show_stage(const struct index_command *c, const struct gguf *g, const struct slice_label *l,
+static enum err_code show_stage(const struct index_command *c, const struct source *src, const struct slice_label *l,
                                 struct err *e)
 {
+    const struct gguf *g = source_gguf(src);
     struct progress p;
-    uint8_t id[DIGEST_BYTES];
+    const uint8_t *id = l->model_id;
+    uint8_t seen[DIGEST_BYTES];
     char hex[DIGEST_HEX_SIZE], size[16];
     if (c->json || c->out)
         return err_set(e, ERR_ARG, "%s is a stage file, layers [%u,%u) of a model: an index is made of the model",
                        c->model, l->first, l->end);
-    if (l->has_id) {
+    if (l->has_id && src->file) { /* of a remote one, what its header says */
         progress_begin(&p, "reading the stage file");
-        enum err_code rc = slice_model_id(g, on_progress, &p, id, e);
+        enum err_code rc = slice_model_id(g, on_progress, &p, seen, e);
         progress_end(&p);
         if (rc != OK)
             return rc;
@@ -98,21 +116,22 @@ static enum err_code show_stage(const struct index_command *c, const struct gguf
     return OK;
 }
 
-static enum err_code show_any(const struct index_command *c, const struct gguf *g, struct err *e)
+static enum err_code show_any(const struct index_command *c, const struct source *src, struct err *e)
 {
+    const struct gguf *g = source_gguf(src);
     struct slice_label label;
     struct hparams h;
     struct model_sizes s;
     enum err_code rc = slice_label_read(g, &label, e);
     if (rc == OK && label.stage_file)
-        return show_stage(c, g, &label, e);
+        return show_stage(c, src, &label, e);
     if (rc == OK)
         rc = hparams_read(g, &h, e);
     if (rc != OK)
         return rc;
     rc = model_sizes_read(g, &h, &s, e);
     if (rc == OK) {
-        rc = show(c, g, &h, &s, e);
+        rc = show_model(c, src, &h, &s, e);
         model_sizes_fini(&s);
     }
     hparams_fini(&h);
@@ -151,12 +170,13 @@ static enum err_code check(const struct index_command *c, const struct gguf *g, 
 
 static enum err_code run(const struct index_command *c, struct err *e)
 {
-    struct gguf *g;
-    enum err_code rc = gguf_open(c->model, &g, e);
+    struct source src;
+    const struct source_want want = {.no_wait = true};
+    enum err_code rc = source_open(&src, c->model, &c->source, &want, e);
     if (rc != OK)
         return rc;
-    rc = c->check ? check(c, g, e) : show_any(c, g, e);
-    gguf_close(g);
+    rc = c->check ? check(c, src.file, e) : show_any(c, &src, e);
+    source_close(&src);
     return rc;
 }
 
@@ -168,6 +188,7 @@ int cmd_index(int argc, char **argv, const struct command *cmd)
         {"json", 0, OPT_FLAG, NULL, "print the index as JSON", &c.json, 0, 0},
         {"check", 0, OPT_STRING, "KVI", "compare the files' bytes with this index; status 1 if they differ", &c.check,
          0, 0},
+        SOURCE_URL_ROWS(c.source),
         {0},
     };
     int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
@@ -175,6 +196,8 @@ int cmd_index(int argc, char **argv, const struct command *cmd)
         return rc;
     if (c.check && (c.out || c.json))
         return opt_usage(cmd, "--check makes no index: it goes without %s", c.out ? "-o" : "--json");
+    if (c.check && source_is_url(c.model))
+        return opt_usage(cmd, "--check reads all of a model: it is for files; `kvasir pull` checks what it fetches");
     struct err e;
     return run(&c, &e) == OK ? EXIT_OK : opt_fail(&e);
 }

@@ -49,18 +49,6 @@ static enum err_code read_token(struct origin_command *c, struct err *e)
     return OK;
 }
 
-/* A name as part of a URL: RFC 3986 §2.3, all else in hex. */
-static void put_url_name(struct buf *out, const char *name)
-{
-    for (; *name; name++) {
-        const unsigned char ch = (unsigned char)*name;
-        if ((ch >= 'a' && ch <= 'z') || (ch >= 'A' && ch <= 'Z') || (ch >= '0' && ch <= '9') || strchr("-._~", ch))
-            buf_put_u8(out, ch);
-        else
-            buf_printf(out, "%%%02X", ch);
-    }
-}
-
 /* "http://host:port" of the address that was asked for; of all addresses the loopback one stands for them. */
 static void put_base(struct buf *out, const struct origin_command *c)
 {
@@ -89,7 +77,7 @@ static void print_urls(const struct origin_command *c)
     for (size_t i = 0; (name = origin_name(c->origin, i)); i++) {
         struct buf url = {0};
         buf_printf(&url, "%s/models/", buf_str(&base));
-        put_url_name(&url, name);
+        text_put_url(&url, name);
         if (c->json) {
             buf_puts(&out, i ? "," : "");
             text_put_json(&out, buf_str(&url), url.len);

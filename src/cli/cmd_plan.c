@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/layout.h"
 #include "cli/rank.h"
+#include "cli/source.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 struct plan_command {
     const char *model, *out, *key, *kv;
     struct layout_options layout;
+    struct source_options source;
     struct opt_list nodes;
     bool even, json;
 };
@@ -36,7 +38,7 @@ static enum err_code parse_node(const char *text, struct manifest_rank *r, struc
     return OK;
 }
 
-static enum err_code write_manifest(const struct plan_command *c, const struct gguf *g, struct manifest *m,
+static enum err_code write_manifest(const struct plan_command *c, const struct source *s, struct manifest *m,
                                     struct err *e)
 {
     struct key_secret signer;
@@ -51,7 +53,7 @@ static enum err_code write_manifest(const struct plan_command *c, const struct g
         m->ranks[i].dial = next->addr[0] ? MANIFEST_DIAL_PREDECESSOR : MANIFEST_DIAL_SUCCESSOR;
     }
     if (rc == OK)
-        rc = rank_model_id(g, m->model_id, e);
+        rc = source_model_id(s, m->model_id, e);
     if (rc == OK)
         rc = key_load(c->key, &signer, e);
     if (rc != OK)
@@ -96,20 +98,21 @@ static enum err_code print_plan(const struct plan_command *c, const struct manif
 
 static enum err_code run(const struct plan_command *c, struct err *e)
 {
-    struct gguf *g;
+    struct source s;
     struct manifest m;
-    enum err_code rc = gguf_open(c->model, &g, e);
+    const struct source_want want = {.no_index = !c->out}; /* windows do not depend on it */
+    enum err_code rc = source_open(&s, c->model, &c->source, &want, e);
     if (rc != OK)
         return rc;
-    rc = layout_make(g, &c->layout, &m, e);
+    rc = layout_make(source_gguf(&s), &c->layout, &m, e);
     if (rc == OK) {
         if (c->out)
-            rc = write_manifest(c, g, &m, e);
+            rc = write_manifest(c, &s, &m, e);
         if (rc == OK)
             rc = print_plan(c, &m, e);
         manifest_fini(&m);
     }
-    gguf_close(g);
+    source_close(&s);
     return rc;
 }
 
@@ -126,6 +129,7 @@ int cmd_plan(int argc, char **argv, const struct command *cmd)
          &c.nodes, 0, 0},
         {"key", 'k', OPT_STRING, "FILE", "the key that signs the manifest", &c.key, 0, 0},
         {"json", 0, OPT_FLAG, NULL, "print the plan as JSON", &c.json, 0, 0},
+        SOURCE_URL_ROWS(c.source),
         {0},
     };
     int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");

@@ -8,18 +8,14 @@
 #include "cli/oai.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
-#include "http/client.h"
+#include "cli/source.h"
 #include "model/hparams.h"
 #include "shard/pull.h"
 
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define HUB_URL "https://huggingface.co" /* where HF_TOKEN belongs, unless HF_ENDPOINT says otherwise */
 
 struct pull_command {
     const char *urls[REMOTE_MAX_ORIGINS];
@@ -27,28 +23,15 @@ struct pull_command {
     const char *layers, *out, *index, *token_file, *rate;
     uint32_t n_connections;
     bool need_index, json;
-    int signal_fd;
-    atomic_int signal;
+    struct source_stop stop;
     struct progress line;
 };
-
-/* Asked by any thread; one of them gets the signal. */
-static bool cancelled(void *ctx)
-{
-    struct pull_command *c = ctx;
-    if (atomic_load(&c->signal) == 0) {
-        const int sig = signals_take(c->signal_fd);
-        if (sig)
-            atomic_store(&c->signal, sig);
-    }
-    return atomic_load(&c->signal) != 0;
-}
 
 static bool on_progress(void *ctx, const struct pull_progress *p)
 {
     struct pull_command *c = ctx;
     progress_show_rate(&c->line, p->done_bytes, p->total_bytes, p->bytes_per_s, p->eta_s);
-    return !cancelled(c);
+    return !source_cancelled(&c->stop);
 }
 
 /* "500k", "20M", "1G": bytes a second. */
@@ -64,21 +47,6 @@ static enum err_code parse_rate(const char *text, uint64_t *out, struct err *e)
         return err_set(e, ERR_ARG, "--rate is bytes a second, at least 1k, for example 500k, 20M or 1G; not '%.40s'",
                        text);
     *out *= factor;
-    return OK;
-}
-
-/* The token of the file, else of the environment; HF_TOKEN only when all URLs are of the hub it is for. */
-static enum err_code get_token(const struct pull_command *c, char **out, struct err *e)
-{
-    const char *own = getenv("KVASIR_TOKEN"), *hub = getenv("HF_TOKEN"), *at = getenv("HF_ENDPOINT");
-    if (c->token_file)
-        return oai_key_load(c->token_file, out, e);
-    const char *token = own && own[0] ? own : hub && hub[0] ? hub : NULL;
-    for (uint32_t i = 0; i < c->n_urls && token && token == hub; i++)
-        if (!http_url_same_site(c->urls[i], at && at[0] ? at : HUB_URL))
-            token = NULL;
-    if (token && !(*out = strdup(token)))
-        return err_set(e, ERR_NOMEM, "out of memory");
     return OK;
 }
 
@@ -154,16 +122,20 @@ static enum err_code run(struct pull_command *c, struct err *e)
     if (rc == OK && c->rate)
         rc = parse_rate(c->rate, &q.rate, e);
     if (rc == OK)
-        rc = get_token(c, &token, e);
+        rc = source_token(c->token_file, c->urls, c->n_urls, &token, e);
     if (rc == OK)
-        rc = signals_open(&c->signal_fd, e);
+        rc = signals_open(&c->stop.signal_fd, e);
     if (rc != OK) {
         oai_key_free(token);
         return rc;
     }
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error like a full disk */
-    const struct remote_config config = {
-        .urls = c->urls, .n_urls = c->n_urls, .bearer = token, .index = c->index, .ctx = c, .cancelled = cancelled};
+    const struct remote_config config = {.urls = c->urls,
+                                         .n_urls = c->n_urls,
+                                         .bearer = token,
+                                         .index = c->index,
+                                         .ctx = &c->stop,
+                                         .cancelled = source_cancelled};
     rc = remote_open(&config, &r, e);
     if (rc == OK)
         rc = pull(c, r, &q, e);
@@ -174,7 +146,7 @@ static enum err_code run(struct pull_command *c, struct err *e)
 
 int cmd_pull(int argc, char **argv, const struct command *cmd)
 {
-    struct pull_command c = {.signal_fd = -1};
+    struct pull_command c = {.stop = {.signal_fd = -1}};
     const struct opt opts[] = {
         {"layers", 0, OPT_STRING, "A:B", "the window: blocks A to B-1 (default: all)", &c.layers, 0, 0},
         {"output", 'o', OPT_STRING, "FILE", "write the stage file to FILE", &c.out, 0, 0},
@@ -197,11 +169,11 @@ int cmd_pull(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "into which file? -o FILE");
     const enum err_code rc = run(&c, &e);
     status = rc == OK ? EXIT_OK : EXIT_FAILED;
-    if (atomic_load(&c.signal) && rc == ERR_CANCELLED)
-        status = 128 + atomic_load(&c.signal);
+    if (atomic_load(&c.stop.signal) && rc == ERR_CANCELLED)
+        status = 128 + atomic_load(&c.stop.signal);
     if (rc != OK)
         opt_fail(&e);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
+    if (c.stop.signal_fd >= 0)
+        close(c.stop.signal_fd);
     return status;
 }

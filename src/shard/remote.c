@@ -342,7 +342,7 @@ static enum err_code open_once(struct remote_reader *x, const char *index, uint3
     }
     if (rc == OK)
         rc = open_heads(r, e);
-    return rc == OK ? get_index(x, index, e) : rc;
+    return rc == OK && !x->r->no_index ? get_index(x, index, e) : rc;
 }
 
 static enum err_code open_all(struct remote *r, const char *index, struct err *e)
@@ -378,6 +378,8 @@ enum err_code remote_open(const struct remote_config *c, struct remote **out, st
     r->connect_ms = c->connect_ms ? c->connect_ms : CONNECT_MS;
     r->idle_ms = c->idle_ms ? c->idle_ms : IDLE_MS;
     r->n_retries = c->n_retries ? c->n_retries : N_RETRIES;
+    r->no_index = c->no_index;
+    r->no_wait = c->no_wait;
     r->ctx = c->ctx;
     r->cancelled = c->cancelled;
     enum err_code rc = OK;

@@ -21,6 +21,8 @@ struct remote_config {
     uint32_t n_urls;         /* 1..REMOTE_MAX_ORIGINS */
     const char *bearer;      /* sent to the hosts in urls only, never after a redirect to another; NULL: none */
     const char *index;       /* file or URL of the *.kvi; NULL: each URL with ".kvi" behind it, if it is there */
+    bool no_index;           /* do not look for one */
+    bool no_wait;            /* an index that the server is still computing is not there */
     uint32_t connect_ms;     /* 0: 5000 */
     uint32_t idle_ms;        /* give up when nothing comes for so long, or less than 1 KiB/s; 0: 30000 */
     uint32_t n_retries;      /* of each origin, with growing pauses; 0: 4 */

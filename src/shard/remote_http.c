@@ -427,6 +427,8 @@ enum err_code remote_get(struct remote_reader *x, const char *url, bool with_tok
     const uint64_t deadline = clock_now_ns() + MAX_INDEX_WAIT_S * CLOCK_NS_PER_S;
     for (uint32_t n_failed = 0; rc == OK;) {
         rc = get_once(&w, url, with_token, host, e);
+        if (rc == ERR_BUSY && w.retry_s > 0 && x->r->no_wait)
+            return err_set(e, ERR_NOT_FOUND, "%s does not have the index yet", host);
         const bool soon = rc == ERR_BUSY && w.retry_s > 0 && w.retry_s <= MAX_WAIT_S && clock_now_ns() < deadline;
         const bool again = rc == ERR_IO || rc == ERR_TIMEOUT || rc == ERR_BUSY;
         if (rc == OK || (!soon && (!again || n_failed >= x->r->n_retries)))

@@ -42,6 +42,7 @@ struct remote {
     pthread_mutex_t lock;
     char *bearer;
     uint32_t connect_ms, idle_ms, n_retries;
+    bool no_index, no_wait;
     void *ctx;
     bool (*cancelled)(void *ctx);
     uint32_t n_origins, n_files;
