@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Heads of requests of any bytes, as they come in pieces, and ranges: what was bad stays bad when more comes, what is
+ * whole is no larger than it may be, and a range lies within the file. The first byte gives the limit and the file's
+ * size.
+ */
+#include "http/server_impl.h"
+#include "shard/origin_impl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void must(bool ok, const char *what)
+{
+    if (ok)
+        return;
+    fprintf(stderr, "violated: %s\n", what);
+    abort();
+}
+
+static void check_head(const uint8_t *data, size_t size, size_t max)
+{
+    struct head_fault f = {0};
+    enum head_state before = HEAD_PART;
+    for (size_t n = 1; n <= size; n++) {
+        uint8_t *exact = malloc(n); /* so that a byte too far is noticed */
+        if (!exact)
+            return;
+        memcpy(exact, data, n);
+        const enum head_state now = head_check(exact, n, max, &f);
+        free(exact);
+        must(before == HEAD_PART || now == before, "a verdict holds whatever follows");
+        must(now != HEAD_BAD || (f.status >= 400 && f.status < 600 && f.text),
+             "what is bad has a status and a sentence");
+        must(now != HEAD_PART || n <= max, "nobody waits for more than may come");
+        before = now;
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char text[64];
+    if (size == 0)
+        return 0;
+    const uint64_t file = data[0] * 1000ull;
+    check_head(data + 1, size - 1 < 2000 ? size - 1 : 2000, data[0] * 16u + 1);
+    for (int known = 0; known < 2; known++) { /* half of them begin as ranges do */
+        uint64_t first = 0, len = 0;
+        snprintf(text, sizeof text, "%s%.*s", known ? "bytes=" : "", (int)(size - 1 < 50 ? size - 1 : 50),
+                 (const char *)data + 1);
+        if (origin_range_parse(text, file, &first, &len) == ORIGIN_RANGE_PART)
+            must(len > 0 && first < file && len <= file - first, "a range lies within the file");
+    }
+    return 0;
+}
