@@ -79,6 +79,25 @@ enum err_code parse_window(const char *text, uint32_t *first, uint32_t *end, str
     return OK;
 }
 
+enum err_code parse_bytes(const char *what, const char *text, uint64_t *out, struct err *e)
+{
+    static const char units[] = "kMGT";
+    char digits[24];
+    const size_t n = strlen(text);
+    const char *unit = n > 0 ? strchr(units, text[n - 1]) : NULL;
+    const uint64_t factor = unit ? 1024ull << 10 * (unit - units) : 1;
+    const size_t n_digits = unit ? n - 1 : n;
+    if (n_digits < sizeof digits) {
+        memcpy(digits, text, n_digits);
+        digits[n_digits] = 0;
+        if (parse_u64(what, digits, 0, (1ull << 62) / factor, out, NULL) == OK) {
+            *out *= factor;
+            return OK;
+        }
+    }
+    return err_set(e, ERR_ARG, "%s: '%.40s' is not a number of bytes, for example 500k, 20M or 1G", what, text);
+}
+
 const char *parse_fmt_bytes(uint64_t bytes, char out[16])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -24,6 +24,9 @@ enum err_code parse_f64(const char *what, const char *text, double min, double m
 /* "a:b" or "a-b"? Only "a:b", half-open, a < b. */
 enum err_code parse_window(const char *text, uint32_t *first, uint32_t *end, struct err *e) KV_MUST_USE;
 
+/* "1536", "500k", "20M", "1G", "2T": powers of 1024; at most 2^62. */
+enum err_code parse_bytes(const char *what, const char *text, uint64_t *out, struct err *e) KV_MUST_USE;
+
 /* 1536 -> "1.5KiB". Binary units, one decimal. Returns out. */
 const char *parse_fmt_bytes(uint64_t bytes, char out[16]);
 

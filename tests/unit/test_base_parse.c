@@ -134,6 +134,39 @@ static void bytes_in_units(void **state)
         assert_string_equal(parse_fmt_bytes(cases[k].n, out), cases[k].text);
 }
 
+static void numbers_of_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t n;
+    } cases[] = {{"0", 0},        {"1536", 1536},     {"500k", 500 << 10},     {"20M", 20 << 20},
+                 {"1G", 1 << 30}, {"3T", 3ull << 40}, {"4194304T", 1ull << 62}};
+    static const char *const wrong[] = {"",
+                                        "k",
+                                        "1.5G",
+                                        "-1",
+                                        "1K",
+                                        "10 M",
+                                        "M1",
+                                        "1MB",
+                                        "4194305T",
+                                        "9223372036854775807",
+                                        "000000000000000000000000000000001"};
+    uint64_t n = 7;
+    struct err e;
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        assert_int_equal(parse_bytes("--max", cases[k].text, &n, &e), OK);
+        assert_int_equal(n, cases[k].n);
+    }
+    for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+        n = 7;
+        assert_int_equal(parse_bytes("--max", wrong[k], &n, &e), ERR_ARG);
+        assert_non_null(strstr(e.msg, "--max: "));
+        assert_int_equal(n, 7);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -143,6 +176,7 @@ int main(void)
         cmocka_unit_test(numbers_with_a_point),
         cmocka_unit_test(windows),
         cmocka_unit_test(bytes_in_units),
+        cmocka_unit_test(numbers_of_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
