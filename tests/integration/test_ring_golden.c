@@ -565,13 +565,14 @@ static void test_stage_files(void **state)
     struct err e;
     if (!subject_open(*state, &s))
         skip();
+    assert_true(s.h.n_block > 0 && s.h.n_block <= MAX_RANKS);
     assert_int_equal(index_compute(s.g, NULL, NULL, &x, &e), OK);
     struct record whole = {0};
     uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(0, s.h.n_block, cuts);
     struct ring *r = ring_up(s.g, cuts, n, 1, 64);
     record_run(r, &s, 8, &whole);
     ring_free(r);
-    for (uint32_t mask = 0; mask < 1u << (s.h.n_block - 1); mask += s.h.n_block > 6 ? 7 : s.m->quantized ? 5 : 1) {
+    for (uint32_t mask = 0; 2 * mask < 1u << s.h.n_block; mask += s.h.n_block > 6 ? 7 : s.m->quantized ? 5 : 1) {
         char what[64];
         struct record rec = {0};
         n = cut_by_mask(mask, s.h.n_block, cuts);

@@ -113,9 +113,10 @@ static bool embd_again(const struct subject *s)
 static bool belongs(const struct subject *s, const struct gguf_tensor *t, uint32_t first, uint32_t end)
 {
     bool last = end == s->h.n_block;
-    uint32_t n = 0;
-    if (sscanf(t->name, "blk.%u.", &n) == 1)
+    if (strncmp(t->name, "blk.", 4) == 0) {
+        unsigned long n = strtoul(t->name + 4, NULL, 10);
         return (n >= first && n < end) || (last && n >= s->h.n_block);
+    }
     if (strcmp(t->name, "token_embd.weight") == 0)
         return first == 0 || (last && embd_again(s));
     if (strcmp(t->name, "output.weight") == 0 || strcmp(t->name, "output_norm.weight") == 0)
@@ -175,12 +176,13 @@ static void cuts_add_up(const struct subject *s)
 {
     uint64_t all = 0, global = 0, embd = gguf_tensor_find(s->g, "token_embd.weight")->size;
     struct err e;
+    assert_true(s->h.n_block > 0 && s->h.n_block <= 12);
     for (size_t i = 0; i < gguf_n_tensors(s->g); i++) {
         const struct gguf_tensor *t = gguf_tensor_at(s->g, i);
         all += t->size;
         global += strncmp(t->name, "rope_", 5) == 0 ? t->size : 0;
     }
-    for (uint32_t mask = 0; mask < 1u << (s->h.n_block - 1); mask += s->h.n_block > 6 ? 5 : 1) {
+    for (uint32_t mask = 0; 2 * mask < 1u << s->h.n_block; mask += s->h.n_block > 6 ? 5 : 1) {
         uint64_t sum = 0;
         uint32_t first = 0, n = 0;
         for (uint32_t end = 1; end <= s->h.n_block; end++) {
