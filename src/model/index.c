@@ -85,9 +85,12 @@ static enum err_code digests_read(struct reader *r, struct index *x, struct err 
     return rc;
 }
 
+/* Of a stage file it stays zero: the tensors it has are not all. */
 static enum err_code model_id(const struct gguf *g, struct index *x, struct err *e)
 {
     struct buf list = {0};
+    if (gguf_has(g, IDENT_KEY_FIRST))
+        return OK;
     enum err_code rc = ident_put_all(&list, g, (const uint8_t(*)[DIGEST_BYTES])x->tensor_digest, e);
     if (rc == OK)
         rc = ident_model_id(g, list.data, list.len, x->model_id, e);

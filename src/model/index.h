@@ -22,8 +22,8 @@ typedef bool index_progress(void *ctx, uint64_t done, uint64_t total);
 
 /* Reads every tensor of g through pread. The model id is the digest of a canonical encoding (docs/manifest.md): the
  * metadata keys sorted (without split.* and kvasir.*), each with its value bytes, then the tensors sorted by name, each
- * with name, type, shape and digest; so a split file and its whole have one id. Of a stage file it is of no use: see
- * slice_label_read. */
+ * with name, type, shape and digest; so a split file and its whole have one id. Of a stage file the id is zero: see
+ * slice_model_id. */
 enum err_code index_compute(const struct gguf *g, index_progress *progress, void *ctx, struct index *out,
                             struct err *e) KV_MUST_USE;
 
@@ -33,8 +33,8 @@ enum err_code index_compute(const struct gguf *g, index_progress *progress, void
 enum err_code index_cached(const struct gguf *g, index_progress *progress, void *ctx, struct index *out,
                            struct err *e) KV_MUST_USE;
 
-/* Canonical JSON (*.kvi): model id, metadata summary, tensors {name,type,shape,file,offset,size,blake2b}, per-block
- * sizes. */
+/* Of a model, not of a stage file (ERR_ARG). Canonical JSON (*.kvi): model id, metadata summary, tensors
+ * {name,type,shape,file,offset,size,blake2b}, per-block sizes. */
 struct hparams;
 struct model_sizes;
 enum err_code index_write(const struct gguf *g, const struct hparams *h, const struct model_sizes *s,

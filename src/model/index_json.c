@@ -121,6 +121,8 @@ enum err_code index_write(const struct gguf *g, const struct hparams *h, const s
     size_t mark = out->len;
     if (x->n_tensors != gguf_n_tensors(g))
         return err_set(e, ERR_ARG, "an index of %zu tensors, the model has %zu", x->n_tensors, gguf_n_tensors(g));
+    if (gguf_has(g, IDENT_KEY_FIRST))
+        return err_set(e, ERR_ARG, "%s is a stage file: an index is made of the model", gguf_path(g));
     enum err_code rc = gguf_opt_str(g, "general.name", &name, e);
     if (rc != OK)
         return rc;
