@@ -47,6 +47,13 @@ static enum err_code compare_head(const struct gguf *g, const struct slice *s, s
     return rc;
 }
 
+/* Errors that tell that a file is not what it was when it was written. Others may pass: it cannot be read now, or is of
+ * a family that only another version knows. */
+static enum err_code as_mismatch(enum err_code rc)
+{
+    return rc == ERR_FORMAT || rc == ERR_RANGE || rc == ERR_LIMIT || rc == ERR_UNSUPPORTED ? ERR_MISMATCH : rc;
+}
+
 /* Which model and window it is of follows from the metadata and the list of tensors; these decide about every byte of
  * the header, and the size. */
 static enum err_code check_open(const struct gguf *g, const struct cache_key *k, struct err *e)
@@ -54,7 +61,7 @@ static enum err_code check_open(const struct gguf *g, const struct cache_key *k,
     struct slice_label l;
     struct hparams h;
     struct slice s;
-    enum err_code rc = slice_label_read(g, &l, e);
+    enum err_code rc = as_mismatch(slice_label_read(g, &l, e));
     if (rc == OK && (!l.stage_file || !l.has_id || l.first != k->first || l.end != k->end ||
                      memcmp(l.model_id, k->model_id, DIGEST_BYTES) != 0))
         rc = err_set(e, ERR_MISMATCH, "%s is of another model or window than its name says", gguf_path(g));
@@ -62,30 +69,25 @@ static enum err_code check_open(const struct gguf *g, const struct cache_key *k,
         rc = hparams_read(g, &h, e);
     if (rc != OK)
         return rc;
-    rc = slice_plan(g, &h, k->first, k->end, NULL, &s, e);
+    rc = as_mismatch(slice_plan(g, &h, k->first, k->end, NULL, &s, e));
     hparams_fini(&h);
     if (rc == OK) {
-        rc = compare_head(g, &s, e);
+        rc = as_mismatch(compare_head(g, &s, e));
         slice_fini(&s);
     }
-    return rc == ERR_NOT_FOUND || rc == ERR_RANGE ? ERR_MISMATCH : rc; /* of tensors, of blocks */
+    return rc == ERR_NOT_FOUND ? ERR_MISMATCH : rc; /* a tensor */
 }
 
+/* ERR_MISMATCH: it can never become right. */
 static enum err_code check(const char *path, const struct cache_key *k, struct err *e)
 {
     struct gguf *g;
-    enum err_code rc = gguf_open(path, &g, e);
+    enum err_code rc = as_mismatch(gguf_open(path, &g, e));
     if (rc != OK)
         return rc;
     rc = check_open(g, k, e);
     gguf_close(g);
     return rc;
-}
-
-/* It can never become right: unlike one that cannot be read now, or is of a family that this version does not know. */
-static bool is_wrong(enum err_code rc)
-{
-    return rc == ERR_FORMAT || rc == ERR_MISMATCH || rc == ERR_RANGE;
 }
 
 /* Removes it, unless somebody put a right one there in between. */
@@ -95,7 +97,7 @@ static void remove_wrong(const char *path, const struct cache_key *k)
     int fd;
     if (cache_lock(k, &fd, NULL) != OK)
         return;
-    if (is_wrong(check(path, k, &e))) {
+    if (check(path, k, &e) == ERR_MISMATCH) {
         if (unlink(path) == 0)
             log_warn("cache", "removed a file that is not what it should be: %s", e.msg);
         else
@@ -109,7 +111,7 @@ static bool usable(const struct cache_item *i)
     const struct cache_key k = key_of(i);
     struct err e;
     const enum err_code rc = check(i->path, &k, &e);
-    if (is_wrong(rc))
+    if (rc == ERR_MISMATCH)
         remove_wrong(i->path, &k);
     else if (rc != OK && rc != ERR_NOT_FOUND)
         log_warn("cache", "%s is not used: %s", i->path, e.msg);

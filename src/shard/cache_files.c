@@ -185,14 +185,17 @@ struct visitor {
 };
 
 /* All files of ours in the folder of a model. */
-static enum err_code walk_model(struct visitor *v, int shards_fd, const char *id, struct err *e)
+static enum err_code walk_model(struct visitor *v, const char *shards, const char *id, struct err *e)
 {
     struct cache_key k;
+    char path[PATH_MAX];
     enum cache_kind kind;
     enum err_code rc = OK;
     if (digest_parse(id, k.model_id, NULL) != OK)
         return OK;
-    const int fd = openat(shards_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (snprintf(path, sizeof path, "%s/%s", shards, id) >= (int)sizeof path)
+        return err_set(e, ERR_ARG, "the path of the cache folder is too long");
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd >= 0 ? fdopendir(fd) : NULL;
     if (!d) {
         const int os = errno;
@@ -200,7 +203,7 @@ static enum err_code walk_model(struct visitor *v, int shards_fd, const char *id
             close(fd);
         return os == ENOENT || os == ENOTDIR || os == ELOOP
                    ? OK
-                   : err_set_os(e, ERR_IO, os, "cannot read the folder %s of the cache", id);
+                   : err_set_os(e, ERR_IO, os, "cannot read the folder %s", path);
     }
     for (struct dirent *x; rc == OK && (x = readdir(d));)
         if (cache_name_read(x->d_name, &k, &kind))
@@ -219,9 +222,9 @@ static enum err_code walk(struct visitor *v, const uint8_t *model_id, struct err
     if (!d)
         return errno == ENOENT ? OK : err_set_os(e, ERR_IO, errno, "cannot read the folder %s", path);
     if (model_id)
-        rc = walk_model(v, dirfd(d), digest_hex(model_id, id), e);
+        rc = walk_model(v, path, digest_hex(model_id, id), e);
     for (struct dirent *x; rc == OK && !model_id && (x = readdir(d));)
-        rc = walk_model(v, dirfd(d), x->d_name, e);
+        rc = walk_model(v, path, x->d_name, e);
     closedir(d);
     return rc;
 }

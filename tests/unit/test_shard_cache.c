@@ -39,9 +39,9 @@ static char home[PATH_MAX], models[PATH_MAX], shards[PATH_MAX], model[PATH_MAX],
 static struct origin *origin;
 static struct remote *r;
 
-static const char *join(const char *dir, const char *name, char out[PATH_MAX])
+static const char *join(const char *parent, const char *name, char out[PATH_MAX])
 {
-    if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
+    if (snprintf(out, PATH_MAX, "%s/%s", parent, name) >= PATH_MAX)
         fail_msg("path too long");
     return out;
 }
@@ -201,7 +201,7 @@ static void set_used(uint32_t first, uint32_t end, enum cache_kind kind, time_t 
 
 static void flip(const char *path, uint64_t at)
 {
-    uint8_t byte;
+    uint8_t byte = 0;
     const int fd = open(path, O_RDWR);
     assert_true(fd >= 0 && pread(fd, &byte, 1, (off_t)at) == 1);
     byte ^= 1;
@@ -320,22 +320,22 @@ static void test_names(void **state)
 static void test_strange_files_are_left_alone(void **state)
 {
     (void)state;
-    char dir[PATH_MAX], upper[PATH_MAX], path[PATH_MAX], text[DIGEST_HEX_SIZE];
+    char own[PATH_MAX], upper[PATH_MAX], path[PATH_MAX], text[DIGEST_HEX_SIZE];
     struct cache_item *items;
     size_t n, removed;
     uint64_t bytes;
     struct err e;
     digest_hex(remote_index(r)->model_id, text);
-    assert_int_equal(io_mkdirs(join(shards, text, dir), 0700, &e), OK);
+    assert_int_equal(io_mkdirs(join(shards, text, own), 0700, &e), OK);
     memset(text, 'A', sizeof text - 1);
     assert_int_equal(io_mkdirs(join(shards, text, upper), 0700, &e), OK);
-    assert_int_equal(symlink(model, join(dir, "0-2.gguf", path)), 0);
+    assert_int_equal(symlink(model, join(own, "0-2.gguf", path)), 0);
     assert_int_equal(
-        symlink(dir, join(shards, "0000000000000000000000000000000000000000000000000000000000000000", path)), 0);
-    assert_int_equal(mkdir(join(dir, "1-2.gguf", path), 0700), 0);
-    assert_int_equal(mkfifo(join(dir, "2-3.gguf", path), 0600), 0);
-    write_text(join(dir, "00-6.gguf", path), "x");
-    write_text(join(dir, "notes.txt", path), "x");
+        symlink(own, join(shards, "0000000000000000000000000000000000000000000000000000000000000000", path)), 0);
+    assert_int_equal(mkdir(join(own, "1-2.gguf", path), 0700), 0);
+    assert_int_equal(mkfifo(join(own, "2-3.gguf", path), 0600), 0);
+    write_text(join(own, "00-6.gguf", path), "x");
+    write_text(join(own, "notes.txt", path), "x");
     write_text(join(upper, "0-6.gguf", path), "x");
     write_text(join(shards, "0-6.gguf", path), "x");
     items = list(&n);
@@ -344,9 +344,9 @@ static void test_strange_files_are_left_alone(void **state)
     assert_int_equal(find(0, 2, path), ERR_NOT_FOUND);
     assert_int_equal(cache_gc(0, 0, &removed, &bytes, &e), OK);
     assert_int_equal(removed, 0);
-    assert_int_equal(access(join(dir, "notes.txt", path), F_OK), 0);
+    assert_int_equal(access(join(own, "notes.txt", path), F_OK), 0);
     assert_int_equal(access(join(upper, "0-6.gguf", path), F_OK), 0);
-    assert_int_equal(access(join(dir, "0-2.gguf", path), F_OK), 0);
+    assert_int_equal(access(join(own, "0-2.gguf", path), F_OK), 0);
 }
 
 /* --- finding --- */
@@ -536,6 +536,10 @@ static void test_altered_headers(void **state)
     assert_int_equal(gguf_open(path, &g, &e), OK);
     const uint64_t head = gguf_tensor_at(g, 0)->offset;
     gguf_close(g);
+    for (uint64_t at = 4; at < 24; at += 3) { /* version and counts */
+        flip(path, at);
+        check_replaced(1, 2);
+    }
     for (uint64_t at = 0; at < head; at += head / 12) {
         flip(path, at);
         check_replaced(1, 2);
