@@ -24,6 +24,8 @@ _kvasir() {
         mapfile -t COMPREPLY < <(compgen -W "$(_kvasir_commands "$program") --help --version" -- "$word")
     elif [[ $command == help ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_kvasir_commands "$program")" -- "$word")
+    elif [[ $command == cache && $word != -* && $i == $((COMP_CWORD - 1)) ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "ls rm gc" -- "$word")
     elif [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_kvasir_options "$program" "$command")" -- "$word")
     else

@@ -17,6 +17,7 @@ const struct command commands[] = {
     {"pull", "URL [URL...] --layers A:B -o FILE", "Fetch the stage file of a window from web servers, verified.",
      cmd_pull},
     {"origin", "DIR [OPTIONS]", "Serve the models of a folder over HTTP: files, indexes, stage files.", cmd_origin},
+    {"cache", "ls|rm|gc [ID] [OPTIONS]", "Show which stage files are in the cache; remove some.", cmd_cache},
     {"keygen", "FILE", "Make a node's identity, or show the public key of one.", cmd_keygen},
     {"doctor", "[OPTIONS]", "Say what this machine has and what is missing.", cmd_doctor},
     {0},

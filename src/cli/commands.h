@@ -19,6 +19,7 @@ int cmd_chat(int argc, char **argv, const struct command *c);
 int cmd_status(int argc, char **argv, const struct command *c);
 int cmd_origin(int argc, char **argv, const struct command *c);
 int cmd_pull(int argc, char **argv, const struct command *c);
+int cmd_cache(int argc, char **argv, const struct command *c);
 int cmd_keygen(int argc, char **argv, const struct command *c);
 int cmd_doctor(int argc, char **argv, const struct command *c);
 
