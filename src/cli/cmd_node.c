@@ -5,21 +5,30 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/parse.h"
 #include "cli/commands.h"
 #include "cli/gen.h"
+#include "cli/progress.h"
 #include "cli/rank.h"
 #include "cli/serve.h"
 #include "cli/signals.h"
+#include "cli/source.h"
+#include "model/slice.h"
+#include "shard/cache.h"
 
+#include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#define STATS_MS 1000
+#define STATS_MS     1000
+#define PULL_TELL_MS 500u
 
 struct node_command {
     const char *model, *listen, *http;
+    struct source_options source;
     struct rank_identity who;
     struct rank_options rank;
     struct serve_options serve_options;
@@ -29,7 +38,9 @@ struct node_command {
     struct key_secret secret;
     struct rank r;
     struct serve serve;
-    int signal_fd;
+    struct source_stop stop;
+    struct progress line;
+    uint64_t told_ns;
 };
 
 #define NO_FD UINT32_MAX
@@ -69,16 +80,117 @@ static void put_stats(const struct node_command *c)
     status(c, line);
 }
 
+/* --- the model, or its window from elsewhere ----------------------------------------------------- */
+
+static bool on_pull(void *ctx, const struct pull_progress *p)
+{
+    struct node_command *c = ctx;
+    const uint64_t now = clock_now_ns();
+    char line[256];
+    progress_show_rate(&c->line, p->done_bytes, p->total_bytes, p->bytes_per_s, p->eta_s);
+    if (now >= c->told_ns) {
+        snprintf(line, sizeof line,
+                 "{\"event\":\"pull\",\"done_bytes\":%" PRIu64 ",\"total_bytes\":%" PRIu64
+                 ",\"received_bytes\":%" PRIu64 ",\"bytes_per_s\":%" PRIu64 "}\n",
+                 p->done_bytes, p->total_bytes, p->received_bytes, p->bytes_per_s);
+        status(c, line);
+        c->told_ns = now + PULL_TELL_MS * CLOCK_NS_PER_MS;
+    }
+    return !source_cancelled(&c->stop);
+}
+
+/* The stage file of the rank's window: the cache's, else pulled into it. *fresh: pulled, and so verified, just now. */
+static enum err_code fetch(struct node_command *c, uint32_t index, char path[PATH_MAX], bool *fresh, struct err *e)
+{
+    const struct manifest_rank *row = &c->m.ranks[index];
+    const struct source_want want = {.model_id = c->m.model_id, .stop = &c->stop};
+    const struct pull_request q = {
+        .first = row->first, .end = row->end, .model_id = c->m.model_id, .ctx = c, .progress = on_pull};
+    struct pull_result x = {0};
+    struct remote *r;
+    char got[16];
+    *fresh = false;
+    if (cache_find(c->m.model_id, row->first, row->end, path, e) == OK)
+        return OK;
+    if (!c->source.origins.n)
+        return err_set(
+            e, ERR_NOT_FOUND,
+            "no model is named, and the cache does not have the window [%u,%u) of %s: MODEL, or --origin URL",
+            row->first, row->end, c->m.model_name);
+    log_info("node", "pulling window [%u,%u) of %s", row->first, row->end, c->m.model_name);
+    enum err_code rc = source_remote(&c->source, &want, &r, e);
+    if (rc != OK)
+        return rc;
+    progress_begin(&c->line, "pulling the window");
+    rc = cache_pull(r, &q, path, &x, e);
+    progress_end(&c->line);
+    remote_close(r);
+    if (rc != OK)
+        return rc;
+    *fresh = x.size > 0;
+    log_info("node", "the window [%u,%u) is in %s, %s received in %" PRIu64 " requests", row->first, row->end, path,
+             parse_fmt_bytes(x.received_bytes, got), x.n_requests);
+    return OK;
+}
+
+/* The id of what was pulled just now follows from what was verified; all else is read once. */
+static enum err_code read_id(const struct gguf *g, bool fresh, uint8_t id[DIGEST_BYTES], struct err *e)
+{
+    struct slice_label label;
+    if (!fresh)
+        return rank_model_id(g, id, e);
+    enum err_code rc = slice_label_read(g, &label, e);
+    if (rc == OK)
+        memcpy(id, label.model_id, DIGEST_BYTES);
+    return rc;
+}
+
+/* From the cache, where a file may be removed, or turn out to be damaged, before it is open: then once more. */
+static enum err_code open_window(struct node_command *c, uint32_t index, struct gguf **g, uint8_t id[DIGEST_BYTES],
+                                 struct err *e)
+{
+    char path[PATH_MAX];
+    for (int tries = 0;; tries++) {
+        bool fresh;
+        enum err_code rc = fetch(c, index, path, &fresh, e);
+        if (rc != OK)
+            return rc;
+        rc = gguf_open(path, g, e);
+        if (rc == ERR_NOT_FOUND && tries == 0)
+            continue;
+        if (rc != OK)
+            return rc;
+        rc = read_id(*g, fresh, id, e);
+        if (rc == OK)
+            return OK;
+        gguf_close(*g);
+        if (rc != ERR_MISMATCH || tries > 0 || cache_reject(path, e->msg, NULL) != OK)
+            return rc;
+    }
+}
+
+static enum err_code open_model(struct node_command *c, uint32_t index, struct gguf **g, uint8_t id[DIGEST_BYTES],
+                                struct err *e)
+{
+    if (!c->model)
+        return open_window(c, index, g, id, e);
+    enum err_code rc = gguf_open(c->model, g, e);
+    if (rc != OK)
+        return rc;
+    rc = rank_model_id(*g, id, e);
+    if (rc != OK)
+        gguf_close(*g);
+    return rc;
+}
+
 static enum err_code load(struct node_command *c, uint32_t index, struct err *e)
 {
     struct gguf *g;
     uint8_t id[DIGEST_BYTES];
-    enum err_code rc = gguf_open(c->model, &g, e);
+    enum err_code rc = open_model(c, index, &g, id, e);
     if (rc != OK)
         return rc;
-    rc = rank_model_id(g, id, e);
-    if (rc == OK)
-        rc = rank_open(&c->r, g, &c->m, index, id, &c->rank, e);
+    rc = rank_open(&c->r, g, &c->m, index, id, &c->rank, e);
     if (rc == OK && c->http)
         rc = serve_load(&c->serve, g, &c->serve_options, e);
     gguf_close(g);
@@ -100,7 +212,7 @@ static void warm_up(struct node_command *c)
     if (n < 2 || gen_start(&g, c->r.node, NULL, &prompt, n, &greedy, &e) != OK)
         return;
     while (!ended && clock_now_ns() < deadline) {
-        struct pollfd fds[2] = {{.fd = g.event_fd, .events = POLLIN}, {.fd = c->signal_fd, .events = POLLIN}};
+        struct pollfd fds[2] = {{.fd = g.event_fd, .events = POLLIN}, {.fd = c->stop.signal_fd, .events = POLLIN}};
         if (gen_take(&g, &token, &ended) || ended)
             continue;
         poll(fds, 2, clock_left_ms(deadline));
@@ -122,10 +234,10 @@ static void serve(struct node_command *c)
     bool warmed = c->warmup == 0 || c->r.rank != 0;
     uint64_t next = clock_now_ns();
     for (;;) {
-        struct pollfd fd = {.fd = c->signal_fd, .events = POLLIN};
+        struct pollfd fd = {.fd = c->stop.signal_fd, .events = POLLIN};
         int wait = warmed ? clock_left_ms(next) : 20;
         poll(&fd, 1, wait > STATS_MS ? STATS_MS : wait);
-        if (signals_take(c->signal_fd))
+        if (signals_take(c->stop.signal_fd))
             return;
         if (!warmed && node_is_ready(c->r.node)) {
             warm_up(c);
@@ -156,7 +268,7 @@ static enum err_code run(struct node_command *c, struct err *e)
 {
     uint32_t index = 0;
     char tag[32];
-    enum err_code rc = signals_open(&c->signal_fd, e);
+    enum err_code rc = signals_open(&c->stop.signal_fd, e);
     if (rc == OK)
         rc = rank_identify(&c->who, &c->m, &c->secret, &index, e);
     if (rc != OK)
@@ -165,7 +277,10 @@ static enum err_code run(struct node_command *c, struct err *e)
         snprintf(tag, sizeof tag, "rank %u", index);
         log_set_tag(tag);
     }
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error like a full disk */
     rc = load(c, index, e);
+    if (rc == ERR_CANCELLED && atomic_load(&c->stop.signal)) /* told to stop, as it may be at any time */
+        return OK;
     if (rc != OK)
         return rc;
     const char *addr = c->listen                   ? c->listen
@@ -188,16 +303,18 @@ static enum err_code run(struct node_command *c, struct err *e)
         on_event(c, &(struct node_event){.type = NODE_READY});
     log_info("node", "rank=%u window=[%u,%u) serving", index, c->m.ranks[index].first, c->m.ranks[index].end);
     serve(c);
-    serve_drain(&c->serve, c->r.node, c->signal_fd, clock_deadline_ms(c->drain_s * 1000));
+    serve_drain(&c->serve, c->r.node, c->stop.signal_fd, clock_deadline_ms(c->drain_s * 1000));
     put_stats(c);
     return OK;
 }
 
 int cmd_node(int argc, char **argv, const struct command *cmd)
 {
-    struct node_command c = {.listen_fd = NO_FD, .status_fd = NO_FD, .signal_fd = -1, .drain_s = SERVE_DRAIN_S};
+    struct node_command c = {
+        .listen_fd = NO_FD, .status_fd = NO_FD, .stop = {.signal_fd = -1}, .drain_s = SERVE_DRAIN_S};
     const struct opt opts[] = {
         RANK_IDENTITY_ROWS(c.who),
+        SOURCE_OPTION_ROWS(c.source),
         {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: as in the manifest)", &c.listen, 0, 0},
         {"listen-fd", 0, OPT_U32, "N", "use this inherited listening socket", &c.listen_fd, 3, 1 << 20},
         {"status-fd", 0, OPT_U32, "N", "report as JSON lines on this descriptor", &c.status_fd, 1, 1 << 20},
@@ -211,9 +328,13 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
          &c.drain_s, 0, 3600},
         {0},
     };
-    int rc = opt_parse_one(cmd, opts, argc, argv, &c.model, "which model?");
+    uint32_t n_pos;
+    int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n_pos);
     if (rc >= 0)
         return rc;
+    const char *wrong = source_complaint(&c.source, c.model);
+    if (wrong)
+        return opt_usage(cmd, "%s", wrong);
     if (!c.who.manifest || !c.who.key)
         return opt_usage(cmd, "%s is needed", c.who.manifest ? "--key" : "--manifest");
     struct err e;
@@ -223,7 +344,7 @@ int cmd_node(int argc, char **argv, const struct command *cmd)
     serve_fini(&c.serve);
     manifest_fini(&c.m);
     key_wipe(&c.secret);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
+    if (c.stop.signal_fd >= 0)
+        close(c.stop.signal_fd);
     return code == OK ? EXIT_OK : opt_fail(&e);
 }

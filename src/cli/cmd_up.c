@@ -8,8 +8,10 @@
 #include "cli/default_model.h"
 #include "cli/layout.h"
 #include "cli/local.h"
+#include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/signals.h"
+#include "cli/source.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -23,6 +25,7 @@
 
 struct up_command {
     const char *model;
+    struct source_options source;
     struct layout_options layout;
     struct rank_options rank;
     struct serve_options serve;
@@ -31,32 +34,35 @@ struct up_command {
     char default_model[PATH_MAX];
     struct local_ring ring;
     struct local_wait wait;
+    struct source_stop stop;
 };
 
 static enum err_code start(struct up_command *c, struct err *e)
 {
-    struct gguf *g;
+    struct source s;
     struct manifest m;
     uint8_t id[DIGEST_BYTES];
     enum err_code rc = OK;
-    if (!c->model) {
+    const struct source_want want = {.stop = &c->stop};
+    if (!c->model && !c->source.origins.n) {
         rc = default_model_find(c->default_model, e);
         c->model = c->default_model;
     }
     if (rc == OK)
-        rc = gguf_open(c->model, &g, e);
+        rc = source_open(&s, c->model, &c->source, &want, e);
     if (rc != OK)
         return rc;
-    rc = layout_make(g, &c->layout, &m, e);
+    rc = layout_make(source_gguf(&s), &c->layout, &m, e);
     if (rc == OK) {
-        rc = rank_model_id(g, id, e);
+        rc = source_model_id(&s, id, e);
         if (rc != OK)
             manifest_fini(&m);
     }
-    gguf_close(g);
+    source_close(&s);
     if (rc != OK)
         return rc;
     c->ring.model = c->model;
+    c->ring.source = &c->source;
     c->ring.options = c->rank;
     c->ring.warmup = 32;
     c->ring.http = true;
@@ -79,14 +85,34 @@ static bool all_listen(const struct up_command *c)
     return true;
 }
 
+/* How far the ranks are that pull their windows; when one of them last said so. */
+static uint64_t show_pulls(const struct up_command *c, struct progress *p)
+{
+    uint64_t last = 0, done = 0, total = 0, rate = 0;
+    for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
+        const struct local_child *child = &c->ring.child[i];
+        last = child->pull.told_ns > last ? child->pull.told_ns : last;
+        done += child->pull.done_bytes;
+        total += child->pull.total_bytes;
+        rate += child->loaded ? 0 : child->pull.bytes_per_s;
+    }
+    if (total > 0)
+        progress_show_rate(p, done, total, rate, rate ? (total - done) / rate : UINT64_MAX);
+    return last;
+}
+
+/* As long as windows are pulled, that takes what it takes: who pulls sees to its own deadlines. */
 static enum err_code wait_whole(struct up_command *c, struct err *e)
 {
-    uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
-    while (!c->ring.child[0].whole || !all_listen(c)) {
-        enum err_code rc = local_wait(&c->ring, &c->wait, 100, e);
-        if (rc != OK)
-            return rc;
-        if (clock_now_ns() >= deadline) {
+    struct progress p;
+    enum err_code rc = OK;
+    const uint64_t begin = clock_now_ns();
+    progress_begin(&p, "pulling the windows");
+    while (rc == OK && (!c->ring.child[0].whole || !all_listen(c))) {
+        rc = local_wait(&c->ring, &c->wait, 100, e);
+        const uint64_t told = show_pulls(c, &p), from = told > begin ? told : begin;
+        if (rc == OK && clock_now_ns() >= from + RING_WAIT_MS * CLOCK_NS_PER_MS) {
+            progress_end(&p);
             for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
                 if (!c->ring.child[i].loaded)
                     return err_set(e, ERR_TIMEOUT, "rank %u has not loaded its window after %u s", i,
@@ -95,7 +121,8 @@ static enum err_code wait_whole(struct up_command *c, struct err *e)
             return err_set(e, ERR_TIMEOUT, "no probe came around the ring within %u s", RING_WAIT_MS / 1000);
         }
     }
-    return OK;
+    progress_end(&p);
+    return rc;
 }
 
 /* Shows what goes around until something ends it. */
@@ -129,8 +156,11 @@ static enum err_code watch(struct up_command *c, struct err *e)
 static enum err_code run(struct up_command *c, struct err *e)
 {
     enum err_code rc = signals_open(&c->wait.signal_fd, e);
+    c->stop.signal_fd = c->wait.signal_fd;
     if (rc == OK)
         rc = start(c, e);
+    if (atomic_load(&c->stop.signal))
+        c->wait.signal = atomic_load(&c->stop.signal);
     if (rc == OK)
         rc = wait_whole(c, e);
     if (rc != OK)
@@ -158,6 +188,7 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
 {
     struct up_command c = {.wait = {.signal_fd = -1, .event_fd = -1}, .port = 8080};
     const struct opt opts[] = {
+        SOURCE_OPTION_ROWS(c.source),
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
         {"port", 0, OPT_U32, "N", "port of rank 0's HTTP API, the other ranks follow (default: 8080; 0: any)", &c.port,
@@ -169,6 +200,9 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
     int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n_pos);
     if (rc >= 0)
         return rc;
+    const char *wrong = source_complaint(&c.source, c.model);
+    if (wrong)
+        return opt_usage(cmd, "%s", wrong);
     c.layout.kv = c.rank.kv;
     c.layout.local = true;
     if (c.layout.n_slots == 0)
@@ -176,7 +210,7 @@ int cmd_up(int argc, char **argv, const struct command *cmd)
     struct err e;
     enum err_code code = run(&c, &e);
     local_stop(&c.ring);
-    if (c.wait.signal)
+    if (c.wait.signal && c.ring.child)
         print_report(&c);
     local_fini(&c.ring);
     if (c.wait.signal_fd >= 0)

@@ -144,6 +144,28 @@ static void add_http(const struct local_ring *l, uint32_t rank, char *addr, size
     }
 }
 
+/* MODEL, or where each rank pulls its window from. */
+static size_t add_source(const struct local_ring *l, const char **argv, size_t n)
+{
+    if (l->model) {
+        argv[n++] = l->model;
+        return n;
+    }
+    for (uint32_t i = 0; i < l->source->origins.n && i < REMOTE_MAX_ORIGINS; i++) {
+        argv[n++] = "--origin";
+        argv[n++] = l->source->origins.item[i];
+    }
+    if (l->source->token_file) {
+        argv[n++] = "--token-file";
+        argv[n++] = l->source->token_file;
+    }
+    if (l->source->index) {
+        argv[n++] = "--index";
+        argv[n++] = l->source->index;
+    }
+    return n;
+}
+
 enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
 {
     struct local_child *c = &l->child[rank];
@@ -166,10 +188,10 @@ enum err_code local_spawn(struct local_ring *l, uint32_t rank, struct err *e)
     snprintf(status, sizeof status, "%d", sp[1]);
     snprintf(listen, sizeof listen, "%d", l->listen_fds[rank]);
     snprintf(warmup, sizeof warmup, "%u", l->warmup);
-    const char *argv[40] = {
-        "kvasir", "node", l->model,    "--manifest", manifest,      "--signer", key_text(&l->signer, signer),
-        "--key",  key,    "--threads", threads,      "--status-fd", status};
-    size_t n = 13;
+    const char *argv[40 + 2 * (REMOTE_MAX_ORIGINS + 2)] = {
+        "kvasir", "node", "--manifest", manifest, "--signer",    key_text(&l->signer, signer),
+        "--key",  key,    "--threads",  threads,  "--status-fd", status};
+    size_t n = add_source(l, argv, 12);
     if (l->listen_fds[rank] >= 0) {
         argv[n++] = "--listen-fd";
         argv[n++] = listen;
@@ -234,6 +256,11 @@ static void on_status(struct local_child *c, const char *line, size_t len)
         c->whole = false;
     } else if (strcmp(event, "http") == 0) {
         c->http_port = (uint16_t)number(o, "port");
+    } else if (strcmp(event, "pull") == 0) {
+        c->pull.told_ns = clock_now_ns();
+        c->pull.done_bytes = number(o, "done_bytes");
+        c->pull.total_bytes = number(o, "total_bytes");
+        c->pull.bytes_per_s = number(o, "bytes_per_s");
     } else if (strcmp(event, "rate") == 0) {
         c->rate = (float)yyjson_get_num(yyjson_obj_get(o, "tok_per_s"));
     } else if (strcmp(event, "stats") == 0) {

@@ -10,6 +10,7 @@
 #include "base/buf.h"
 #include "cli/rank.h"
 #include "cli/serve.h"
+#include "cli/source.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -26,11 +27,15 @@ struct local_child {
     int exit_status;    /* as waitpid gives it */
     char last_log[256]; /* its last line on stderr */
     float rate;         /* rank 0: tokens/s of its warm-up; 0: none yet */
+    struct {            /* its window, while and after it is pulled */
+        uint64_t told_ns, done_bytes, total_bytes, bytes_per_s;
+    } pull;
     struct rank_report report;
 };
 
 struct local_ring {
-    const char *model; /* path; borrowed */
+    const char *model;                   /* path; borrowed; NULL: at source's origins */
+    const struct source_options *source; /* borrowed; may be NULL with a model */
     struct rank_options options;
     struct manifest m;
     struct key_secret *secrets; /* [n_ranks] */

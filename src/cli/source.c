@@ -15,10 +15,12 @@
 #include <time.h>
 #include <yyjson.h>
 
-#define HUB_URL       "https://huggingface.co" /* where HF_TOKEN belongs, unless HF_ENDPOINT says otherwise */
-#define LIST_WAIT_MS  600000u                  /* as long as an origin computes the ids of its models */
-#define LIST_TRIES    5u
-#define LIST_PAUSE_MS 1000u
+#define HUB_URL        "https://huggingface.co" /* where HF_TOKEN belongs, unless HF_ENDPOINT says otherwise */
+#define LIST_WAIT_MS   600000u                  /* as long as an origin computes the ids of its models */
+#define LIST_TRIES     5u
+#define LIST_PAUSE_MS  1000u
+#define LIST_IDLE_MS   30000u
+#define LIST_MAX_BYTES (4u << 20)
 
 /* --- what the user gave -------------------------------------------------------------------------- */
 
@@ -110,7 +112,7 @@ static enum err_code choose(struct listing *l, char **url, struct err *e)
     struct buf b = {0};
     text_clean(l->names, strlen(l->names), names, sizeof names);
     if (!l->want->model_id && l->n > 1)
-        return err_set(e, ERR_ARG, "%s has %u models: --origin must name one of them, as %s/models/NAME.gguf: %s",
+        return err_set(e, ERR_ARG, "%s has %u models: the URL must name one of them, as %s/models/NAME.gguf: %s",
                        l->base, l->n, l->base, names);
     if (!l->hit && l->waits)
         return err_set(e, ERR_BUSY, "%s is still computing the ids of its models", l->base);
@@ -129,32 +131,68 @@ static enum err_code choose(struct listing *l, char **url, struct err *e)
     return err_set(e, ERR_NOMEM, "out of memory");
 }
 
-/* One GET /models. */
-static enum err_code list_once(const struct oai *o, const struct source_want *w, char **url, struct err *e)
+struct answer {
+    struct buf body;
+    struct source_stop *stop;
+};
+
+static bool on_list(void *ctx, const void *data, size_t len)
 {
-    struct buf body = {0};
-    struct listing l = {.base = o->base, .want = w};
+    struct answer *a = ctx;
+    buf_put(&a->body, data, len);
+    return !a->body.failed && a->body.len <= LIST_MAX_BYTES;
+}
+
+static bool list_cancelled(void *ctx)
+{
+    const struct answer *a = ctx;
+    return a->stop && source_cancelled(a->stop);
+}
+
+/* GET BASE/models. */
+static enum err_code get_list(const char *base, const char *token, struct answer *a, unsigned *status, struct err *e)
+{
+    struct buf url = {0};
+    buf_printf(&url, "%s/models", base);
+    const struct http_call call = {.url = buf_str(&url),
+                                   .bearer = token,
+                                   .idle_ms = LIST_IDLE_MS,
+                                   .ctx = a,
+                                   .on_data = on_list,
+                                   .cancelled = list_cancelled};
+    enum err_code rc = url.failed ? err_set(e, ERR_NOMEM, "out of memory") : http_call(&call, status, e);
+    if (rc == ERR_CANCELLED && !list_cancelled(a))
+        rc = err_set(e, ERR_LIMIT, "%s/models has more than %u bytes", base, LIST_MAX_BYTES);
+    buf_free(&url);
+    return rc;
+}
+
+static enum err_code list_once(const char *base, const char *token, const struct source_want *w, char **url,
+                               struct err *e)
+{
+    struct answer a = {.stop = w->stop};
+    struct listing l = {.base = base, .want = w};
     unsigned status = 0;
-    enum err_code rc = oai_get(o, "/models", &body, &status, e);
-    yyjson_doc *doc = rc == OK && status == 200 ? yyjson_read((const char *)body.data, body.len, 0) : NULL;
+    enum err_code rc = get_list(base, token, &a, &status, e);
+    yyjson_doc *doc = rc == OK && status == 200 ? yyjson_read((const char *)a.body.data, a.body.len, 0) : NULL;
     yyjson_val *list = yyjson_obj_get(yyjson_doc_get_root(doc), "models"), *one;
     size_t i, n;
     if (rc == OK && (status == 401 || status == 403))
         rc = err_set(e, ERR_AUTH, "%s wants a token, or another one (status %u): --token-file FILE or KVASIR_TOKEN",
-                     o->base, status);
+                     base, status);
     else if (rc == OK && (status == 429 || status >= 500))
-        rc = err_set(e, ERR_IO, "%s/models gives status %u", o->base, status);
+        rc = err_set(e, ERR_IO, "%s/models gives status %u", base, status);
     else if (rc == OK && !yyjson_is_arr(list))
         rc =
             err_set(e, ERR_NOT_FOUND,
                     "%s is not the URL of a GGUF, and no kvasir origin either: its /models gives status %u and no list",
-                    o->base, status);
+                    base, status);
     if (rc == OK) {
         yyjson_arr_foreach(list, i, n, one) look(&l, one);
         rc = choose(&l, url, e);
     }
     yyjson_doc_free(doc);
-    buf_free(&body);
+    buf_free(&a.body);
     return rc;
 }
 
@@ -174,22 +212,23 @@ static bool rest(struct source_stop *stop, uint32_t ms)
 static enum err_code find_model(const char *base, const char *token, const struct source_want *w, char **url,
                                 struct err *e)
 {
-    struct oai o = {.key = token, .idle_ms = 30000, .ctx = w->stop, .cancelled = w->stop ? source_cancelled : NULL};
     const uint64_t deadline = clock_deadline_ms(LIST_WAIT_MS);
     size_t n = strlen(base);
     while (n > 0 && base[n - 1] == '/')
         n--;
-    if (n >= sizeof o.base)
-        return err_set(e, ERR_ARG, "--origin %.60s... is too long", base);
-    snprintf(o.base, sizeof o.base, "%.*s", (int)n, base);
+    char *trimmed = strndup(base, n);
+    if (!trimmed)
+        return err_set(e, ERR_NOMEM, "out of memory");
     for (uint32_t tries = 1;;) {
-        enum err_code rc = list_once(&o, w, url, e);
+        enum err_code rc = list_once(trimmed, token, w, url, e);
         const bool waits = rc == ERR_BUSY && clock_now_ns() < deadline;
         const bool again = (rc == ERR_IO || rc == ERR_TIMEOUT) && tries < LIST_TRIES;
         if (w->stop && source_cancelled(w->stop))
-            return err_set(e, ERR_CANCELLED, "looking for the model was stopped");
-        if (!waits && !again)
+            rc = err_set(e, ERR_CANCELLED, "looking for the model was stopped");
+        if (rc == ERR_CANCELLED || (!waits && !again)) {
+            free(trimmed);
             return rc;
+        }
         tries += !waits;
         rest(w->stop, LIST_PAUSE_MS);
     }
