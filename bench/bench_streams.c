@@ -217,7 +217,7 @@ int main(int argc, char **argv)
     rig_up(&two, g, &halves, plain);
     rig_up(&two_prompt, g, &prompt_halves, plain);
     double v[N_FIGURES][2][MAX_ROUNDS], half[MAX_ROUNDS];
-    struct edge edge[N_FIGURES] = {0}, none;
+    struct edge edge[N_FIGURES] = {0}, none = {0};
     for (uint32_t k = 0; k < rounds; k++) {
         half[k] = measure(&one, STREAMS, n_streams / 2, &none);
         for (int f = 0; f < N_FIGURES; f++) {
