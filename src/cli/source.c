@@ -188,7 +188,10 @@ static enum err_code list_once(const char *base, const char *token, const struct
                     "%s is not the URL of a GGUF, and no kvasir origin either: its /models gives status %u and no list",
                     base, status);
     if (rc == OK) {
-        yyjson_arr_foreach(list, i, n, one) look(&l, one);
+        yyjson_arr_foreach(list, i, n, one)
+        {
+            look(&l, one);
+        }
         rc = choose(&l, url, e);
     }
     yyjson_doc_free(doc);

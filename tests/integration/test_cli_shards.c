@@ -121,14 +121,19 @@ struct server {
     char base[URL];
 };
 
-static void server_start(struct server *s)
+static void server_listens(struct server *s)
 {
-    START(&s->p, "home-origin", "origin", models, "--listen", "127.0.0.1:0");
     must_say(&s->p, PROC_OUT, "\n");
     const char *at = strstr(proc_text(&s->p, PROC_OUT), "http://127.0.0.1:");
     assert_non_null(at);
     s->port = (uint16_t)strtoul(at + 17, NULL, 10);
     snprintf(s->base, sizeof s->base, "http://127.0.0.1:%u", s->port);
+}
+
+static void server_start(struct server *s)
+{
+    START(&s->p, "home-origin", "origin", models, "--listen", "127.0.0.1:0");
+    server_listens(s);
 }
 
 static void server_stop(struct server *s)
@@ -905,6 +910,47 @@ static void test_stopped_while_pulling(void **state)
     empty_models();
 }
 
+/* With a token the origin answers, without it is said what is missing; it is seen nowhere. */
+static void test_token(void **state)
+{
+    (void)state;
+    struct server s;
+    struct ring r;
+    struct proc p;
+    struct err e;
+    char url[URL], token[PATH_MAX];
+    put_fixture("llama-spm-f32.gguf");
+    if (io_write_file(in_dir("token", token), "open-sesame-71\n", 15, 0600, &e) != OK)
+        fail_msg("%s", e.msg);
+    server_start(&s);
+    ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
+    server_stop(&s);
+    START(&s.p, "home-origin", "origin", models, "--listen", "127.0.0.1:0", "--token-file", token);
+    server_listens(&s);
+    url_of(&s, "llama-spm-f32.gguf", url);
+    REFUSED("ERR_AUTH", 1, NODE, "--origin", url);
+    REFUSED("wants a token", 1, NODE, "--origin", s.base);
+    REFUSED("ERR_AUTH", 1, "plan", url, "--stages", "2");
+    RUN(&p, 0, "home0", "plan", url, "--stages", "2", "--token-file", token);
+    proc_free(&p);
+    RUN(&p, 0, "home0", "index", s.base, "--token-file", token);
+    proc_free(&p);
+    START(&p, "home0", NODE, "--origin", s.base, "--token-file", token, "--status-fd", "1", "--listen", "127.0.0.1:0");
+    must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    assert_null(strstr(proc_text(&p, PROC_ERR), "sesame"));
+    proc_free(&p);
+    START(&p, "home-up", "up", "--origin", s.base, "--token-file", token, "--stages", "2", "--port", "0");
+    must_say(&p, PROC_OUT, "ring up: ");
+    kill(p.pid, SIGTERM);
+    finish(&p, 0);
+    assert_null(strstr(proc_text(&p, PROC_ERR), "sesame"));
+    proc_free(&p);
+    server_stop(&s);
+    ring_fini(&r);
+}
+
 static int fresh(void **state)
 {
     (void)state;
@@ -933,6 +979,7 @@ int main(void)
         TEST(test_up_from_origin),
         TEST(test_refused),
         TEST(test_stopped_while_pulling),
+        TEST(test_token),
         TEST(test_window_of_122b),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -105,6 +105,18 @@ static void json_escapes_only_what_must_be(void **state)
     buf_free(&out);
 }
 
+static void names_as_parts_of_a_url(void **state)
+{
+    (void)state;
+    struct buf out = {0};
+    text_put_url(&out, "aZ09-._~");
+    assert_string_equal(buf_str(&out), "aZ09-._~");
+    buf_clear(&out);
+    text_put_url(&out, "a b/c?d#e%\xc3\xa9\x7f&");
+    assert_string_equal(buf_str(&out), "a%20b%2Fc%3Fd%23e%25%C3%A9%7F%26");
+    buf_free(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -113,6 +125,7 @@ int main(void)
         cmocka_unit_test(control_characters_are_not_printable),
         cmocka_unit_test(cleaning_never_cuts_a_character),
         cmocka_unit_test(json_escapes_only_what_must_be),
+        cmocka_unit_test(names_as_parts_of_a_url),
     };
     return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
 }

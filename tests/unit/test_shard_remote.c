@@ -247,6 +247,25 @@ static void test_index_that_is_being_made(void **state)
     remote_close(r);
 }
 
+static void test_index_that_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct remote_config c = config_of(1);
+    rule(0, (struct bad_rule){.how = BAD_STATUS, .path = "/m.gguf.kvi", .n = 503, .retry_after = 5});
+    c.no_wait = true;
+    struct remote *r = must_open(&c);
+    assert_null(remote_index(r));
+    remote_close(r);
+    const uint64_t n = bad_count(rig.s[0]).n_requests;
+
+    rig_reset(&rig); /* not even asked for */
+    c.no_index = true;
+    r = must_open(&c);
+    assert_null(remote_index(r));
+    remote_close(r);
+    assert_int_equal(bad_count(rig.s[0]).n_requests, n - 1);
+}
+
 static void test_index_by_name(void **state)
 {
     (void)state;
@@ -642,6 +661,7 @@ int main(void)
         cmocka_unit_test_setup(test_what_came_with_the_header_is_not_asked_again, setup),
         cmocka_unit_test_setup(test_connection_is_kept, setup),
         cmocka_unit_test_setup(test_no_index, setup),
+        cmocka_unit_test_setup(test_index_that_is_not_waited_for, setup),
         cmocka_unit_test_setup(test_page_instead_of_an_index, setup),
         cmocka_unit_test_setup(test_broken_index, setup),
         cmocka_unit_test_setup(test_index_that_is_being_made, setup),
