@@ -25,6 +25,7 @@
 
 #include <arpa/inet.h>
 #include <ggml.h>
+#include <glob.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -910,6 +911,51 @@ static void test_stopped_while_pulling(void **state)
     empty_models();
 }
 
+/* The stage file in the cache of home0 gets another byte. */
+static void damage_cached(void)
+{
+    char pattern[PATH_MAX];
+    glob_t found;
+    struct buf b = {0};
+    struct err e;
+    assert_int_equal(glob(in_dir("home0/shards/*/*.gguf", pattern), 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    if (io_read_file(found.gl_pathv[0], 64u << 20, &b, &e) != OK)
+        fail_msg("%s", e.msg);
+    b.data[b.len - 1000] ^= 1;
+    if (io_write_file(found.gl_pathv[0], b.data, b.len, 0644, &e) != OK)
+        fail_msg("%s", e.msg);
+    buf_free(&b);
+    globfree(&found);
+}
+
+/* A file in the cache whose bytes are not the model's is not served: it is pulled again, or, when there is nowhere to
+ * pull it from, refused. */
+static void test_damaged_in_the_cache(void **state)
+{
+    (void)state;
+    struct server s;
+    struct ring r;
+    char url[URL];
+    put_fixture("llama-spm-f32.gguf");
+    server_start(&s);
+    ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
+    for (int i = 0; i < 2; i++) {
+        struct proc p;
+        START(&p, "home0", NODE, "--origin", url, "--status-fd", "1", "--listen", "127.0.0.1:0");
+        must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
+        kill(p.pid, SIGTERM);
+        finish(&p, 0);
+        assert_non_null(strstr(proc_text(&p, PROC_ERR), "pulling window"));
+        assert_true(i == 0 || strstr(proc_text(&p, PROC_ERR), "are not those of its model"));
+        proc_free(&p);
+        damage_cached();
+    }
+    REFUSED("the cache does not have the window", 1, NODE);
+    server_stop(&s);
+    ring_fini(&r);
+}
+
 /* With a token the origin answers, without it is said what is missing; it is seen nowhere. */
 static void test_token(void **state)
 {
@@ -980,6 +1026,7 @@ int main(void)
         TEST(test_refused),
         TEST(test_stopped_while_pulling),
         TEST(test_token),
+        TEST(test_damaged_in_the_cache),
         TEST(test_window_of_122b),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
