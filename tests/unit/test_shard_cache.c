@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/io.h"
+#include "base/thread.h"
 #include "lib/bad_httpd.h"
 #include "lib/maker.h"
 #include "lib/proc.h"
@@ -22,6 +23,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -556,7 +558,7 @@ static void test_files_with_the_wrong_name(void **state)
     place(1, 2, CACHE_WHOLE, from);
     assert_int_equal(rename(from, place(2, 3, CACHE_WHOLE, to)), 0);
     check_replaced(2, 3);
-    struct cache_key other = key(1, 2);
+    struct cache_key other = key(2, 3);
     other.model_id[0] ^= 1;
     struct err e;
     int fd;
@@ -564,7 +566,7 @@ static void test_files_with_the_wrong_name(void **state)
     assert_int_equal(cache_path(&other, CACHE_WHOLE, from, &e), OK);
     assert_int_equal(rename(to, from), 0);
     cache_unlock(&other, fd);
-    assert_int_equal(cache_find(other.model_id, 1, 2, found, &e), ERR_NOT_FOUND);
+    assert_int_equal(cache_find(other.model_id, 2, 3, found, &e), ERR_NOT_FOUND);
     assert_int_equal(access(from, F_OK), -1);
     *strrchr(from, '/') = 0;
     assert_int_equal(access(from, F_OK), -1); /* nor is its folder */
@@ -903,6 +905,49 @@ static void test_locks(void **state)
     assert_int_equal(access(path, F_OK), -1); /* nothing is left of them */
 }
 
+/* Each unlocking removes lock file and folder, while others open and make them. */
+struct locking {
+    struct cache_key k;
+    atomic_int n_holders, n_wrong;
+    uint64_t deadline;
+};
+
+static void *lock_often(void *arg)
+{
+    struct locking *l = arg;
+    for (unsigned n = 0; n < 500 && clock_now_ns() < l->deadline;) {
+        struct err e;
+        int fd;
+        const enum err_code rc = cache_lock(&l->k, &fd, &e);
+        if (rc == ERR_BUSY)
+            continue;
+        if (rc != OK || atomic_fetch_add(&l->n_holders, 1) != 0)
+            atomic_fetch_add(&l->n_wrong, 1);
+        if (rc != OK)
+            break;
+        usleep(20); /* so that others open it now */
+        atomic_fetch_sub(&l->n_holders, 1);
+        cache_unlock(&l->k, fd);
+        n++;
+    }
+    return NULL;
+}
+
+static void test_one_holder_of_a_lock_that_comes_and_goes(void **state)
+{
+    (void)state;
+    pthread_t threads[3];
+    struct err e;
+    struct locking l = {.k = key(1, 2), .deadline = clock_deadline_ms(WAIT_MS)};
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(thread_start(&threads[i], "lock", lock_often, &l, &e), OK);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+    assert_true(clock_now_ns() < l.deadline);
+    assert_int_equal(atomic_load(&l.n_wrong), 0);
+    assert_false(is_there(1, 2, CACHE_LOCK));
+}
+
 int main(int argc, char **argv)
 {
     unsetenv("http_proxy");
@@ -941,6 +986,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(test_gc_removes_old_partial_ones, setup),
         cmocka_unit_test_setup(test_gc_sweeps_locks_and_journals, setup),
         cmocka_unit_test_setup(test_locks, setup),
+        cmocka_unit_test_setup(test_one_holder_of_a_lock_that_comes_and_goes, setup),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
