@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "lib/golden_json.h"
 #include "lib/maker.h"
+#include "lib/nginx_rig.h"
 #include "lib/proc.h"
 #include "lib/split.h"
 #include "lib/test_util.h"
@@ -38,7 +39,6 @@
 
 #define WAIT_MS 120000u
 #define N_NODES 3
-#define NGINX   "/usr/sbin/nginx"
 #define URL     128
 
 static char dir[PATH_MAX], models[PATH_MAX]; /* the origin's folder is dir/models */
@@ -120,10 +120,12 @@ struct server {
     struct proc p;
     uint16_t port;
     char base[URL];
+    uint64_t n_looks; /* of counts_of */
 };
 
 static void server_listens(struct server *s)
 {
+    s->n_looks = 0;
     must_say(&s->p, PROC_OUT, "\n");
     const char *at = strstr(proc_text(&s->p, PROC_OUT), "http://127.0.0.1:");
     assert_non_null(at);
@@ -171,18 +173,14 @@ static uint64_t metric(const char *text, const char *name)
 }
 
 /* Requests answered and bytes of models sent, without those of looking. */
-static struct counts counts_of(const struct server *s)
+static struct counts counts_of(struct server *s)
 {
-    static uint64_t looked;
-    static const struct server *of;
     struct web w;
     assert_true(web_call(&w, s->port, "GET", "/metrics", NULL, NULL));
     assert_int_equal(w.status, 200);
-    looked = of == s ? looked : 0;
-    of = s;
-    const struct counts c = {.n_requests = metric(web_body(&w), "kvasir_origin_requests_total") - looked,
+    const struct counts c = {.n_requests = metric(web_body(&w), "kvasir_origin_requests_total") - s->n_looks,
                              .bytes = metric(web_body(&w), "kvasir_origin_body_bytes_total")};
-    looked++;
+    s->n_looks++;
     web_free(&w);
     return c;
 }
@@ -213,74 +211,17 @@ static int listen_here(uint16_t *port)
     return fd;
 }
 
-/* nginx over dir/models in this process's name, with all it writes in dir/nginx. false: it is not installed. */
-static bool nginx_start(struct server *s)
+/* nginx over the models. false: it is not installed. */
+static bool nginx_serves(struct server *s)
 {
-    char home[PATH_MAX], conf[PATH_MAX + 16];
-    struct err e;
-    if (access(NGINX, X_OK) != 0) {
-        print_message(NGINX " is not installed: skipped\n");
+    char home[PATH_MAX];
+    if (!nginx_start(&s->p, in_dir("nginx", home), models, &s->port))
         return false;
-    }
-    in_dir("nginx", home);
-    mkdir(home, 0755);
-    snprintf(conf, sizeof conf, "%s/nginx.conf", home);
-    for (int tries = 0; tries < 10; tries++) { /* the port may be taken by another before nginx has it */
-        struct buf b = {0};
-        close(listen_here(&s->port));
-        buf_printf(&b,
-                   "daemon off;\nmaster_process off;\nworker_processes 1;\npid %s/pid;\nerror_log stderr warn;\n"
-                   "events {}\n"
-                   "http {\n  log_format counts '$uri $status $body_bytes_sent';\n  access_log %s/access counts;\n"
-                   "  client_body_temp_path %s/1;\n  proxy_temp_path %s/2;\n  fastcgi_temp_path %s/3;\n"
-                   "  uwsgi_temp_path %s/4;\n  scgi_temp_path %s/5;\n"
-                   "  server {\n    listen 127.0.0.1:%u;\n    location /models/ { alias %s/; }\n  }\n}\n",
-                   home, home, home, home, home, home, home, s->port, models);
-        if (io_write_file(conf, b.data, b.len, 0644, &e) != OK)
-            fail_msg("%s", e.msg);
-        buf_free(&b);
-        const char *argv[] = {NGINX, "-c", conf, "-p", home, "-e", "stderr", NULL};
-        assert_true(proc_start(&s->p, argv, NULL, -1));
-        snprintf(s->base, sizeof s->base, "http://127.0.0.1:%u", s->port);
-        const uint64_t deadline = clock_deadline_ms(10000);
-        while (clock_now_ns() < deadline && !proc_gone(s->p.pid, 0)) {
-            struct web w;
-            const bool up = web_call(&w, s->port, "GET", "/models/", NULL, NULL);
-            web_free(&w);
-            if (up)
-                return true;
-            usleep(5000);
-        }
-        proc_wait(&s->p, 1000);
-        if (!strstr(proc_text(&s->p, PROC_ERR), "bind()"))
-            fail_msg("nginx does not start: %s", proc_text(&s->p, PROC_ERR));
-        proc_free(&s->p);
-    }
-    fail_msg("nginx finds no port");
-    return false;
+    snprintf(s->base, sizeof s->base, "http://127.0.0.1:%u", s->port);
+    return true;
 }
 
-/* From its log: bytes of bodies sent of what ends with the name. */
-static uint64_t nginx_bytes(const char *name)
-{
-    char path[PATH_MAX];
-    struct buf b = {0};
-    struct err e;
-    uint64_t sum = 0;
-    if (io_read_file(in_dir("nginx/access", path), 1u << 20, &b, &e) != OK)
-        fail_msg("%s", e.msg);
-    char *save = NULL, *text = strdup(buf_str(&b));
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        const size_t len = strcspn(line, " "), n = strlen(name);
-        if (len >= n && strncmp(line + len - n, name, n) == 0)
-            sum += strtoull(strrchr(line, ' ') + 1, NULL, 10);
-    }
-    free(text);
-    buf_free(&b);
-    return sum;
-}
-
-static void nginx_stop(struct server *s)
+static void nginx_ends(struct server *s)
 {
     kill(s->p.pid, SIGQUIT);
     assert_true(proc_wait(&s->p, WAIT_MS));
@@ -496,12 +437,12 @@ static void test_ring_from_nginx(void **state)
     snprintf(model, sizeof model, "%s/llama-spm-f32.gguf", models);
     snprintf(kvi, sizeof kvi, "%s.kvi", model);
     make_index(model, kvi);
-    if (!nginx_start(&s)) {
+    if (!nginx_serves(&s)) {
         empty_models();
         skip();
     }
     url_of(&s, "llama-spm-f32.gguf", url);
-    ring_pulls(url, url, "golden/llama-spm-f32.json", 3, &s, nginx_stop);
+    ring_pulls(url, url, "golden/llama-spm-f32.json", 3, &s, nginx_ends);
 }
 
 /* --- nginx without an index ---------------------------------------------------------------------- */
@@ -514,7 +455,7 @@ static void test_nginx_without_index(void **state)
     char url[URL], out[PATH_MAX], model[PATH_MAX], key[PATH_MAX], pub[48];
     struct err e;
     put_fixture("llama-spm-f32.gguf");
-    if (!nginx_start(&s)) {
+    if (!nginx_serves(&s)) {
         empty_models();
         skip();
     }
@@ -564,7 +505,7 @@ static void test_nginx_without_index(void **state)
     make_index(model, in_dir("elsewhere.kvi", kvi));
     RUN(&p, 0, "home0", "plan", url, "--node", pub, "--key", key, "-o", manifest, "--index", kvi);
     proc_free(&p);
-    nginx_stop(&s);
+    nginx_ends(&s);
     empty_models();
 }
 
@@ -638,8 +579,8 @@ static void test_received_for_a_window(void **state)
         check_received(counts_of(&s).bytes - before.bytes, tensors, head);
     }
     server_stop(&s);
-    if (nginx_start(&s)) { /* the same from its log, the index apart */
-        char beside[PATH_MAX + 32];
+    if (nginx_serves(&s)) { /* the same from its log, the index apart */
+        char beside[PATH_MAX + 32], home[PATH_MAX];
         const uint64_t tensors = window_bytes(model, 2, 5, &head);
         assert_true(snprintf(beside, sizeof beside, "%s.kvi", model) < (int)sizeof beside);
         make_index(model, beside);
@@ -647,8 +588,8 @@ static void test_received_for_a_window(void **state)
         RUN(&p, 0, "home0", "pull", url, "--layers", "2:5", "-o", out, "--need-index");
         proc_free(&p);
         unlink(out);
-        nginx_stop(&s);
-        check_received(nginx_bytes("counted.gguf"), tensors, head);
+        nginx_ends(&s);
+        check_received(nginx_bytes(in_dir("nginx", home), "counted.gguf"), tensors, head);
     }
     empty_models();
 }
