@@ -87,7 +87,6 @@ static enum err_code pull(struct pull_command *c, struct remote *r, struct pull_
 {
     struct pull_result x;
     struct hparams h;
-    const char *local[1] = {c->out};
     enum err_code rc = hparams_read(remote_gguf(r), &h, e);
     if (rc != OK)
         return rc;
@@ -96,7 +95,7 @@ static enum err_code pull(struct pull_command *c, struct remote *r, struct pull_
     if (!remote_index(r) && !c->need_index)
         fprintf(stderr, "kvasir: no index was found at the origins: what comes cannot be verified\n");
     if (access(c->out, R_OK) == 0) { /* what it has of the model need not be fetched again */
-        q->local = local;
+        q->local = &c->out;
         q->n_local = 1;
     }
     progress_begin(&c->line, "pulling");

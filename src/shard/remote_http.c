@@ -112,13 +112,29 @@ static bool status_refused(struct attempt *a, const struct http_head *h)
     }
 }
 
+/* Digits, at most 19 of them, then `after`. */
+static bool take_number(const char **text, char after, uint64_t *out)
+{
+    const char *p = *text;
+    uint64_t v = 0;
+    while (*p >= '0' && *p <= '9' && p - *text < 19)
+        v = v * 10 + (uint64_t)(*p++ - '0');
+    if (p == *text || *p != after)
+        return false;
+    *out = v;
+    *text = after ? p + 1 : p;
+    return true;
+}
+
 /* "bytes 0-499/1234" */
 static bool parse_range(const char *text, uint64_t *from, uint64_t *end, uint64_t *size)
 {
     uint64_t last;
-    int n = 0;
-    if (!text || sscanf(text, "bytes %19" SCNu64 "-%19" SCNu64 "/%19" SCNu64 "%n", from, &last, size, &n) != 3 ||
-        text[n] != 0 || strchr(text, '+') || last < *from || last >= *size)
+    if (!text || strncmp(text, "bytes ", 6) != 0)
+        return false;
+    text += 6;
+    if (!take_number(&text, '-', from) || !take_number(&text, '/', &last) || !take_number(&text, 0, size) ||
+        last < *from || last >= *size)
         return false;
     *end = last + 1;
     return true;

@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -71,7 +72,8 @@ struct request {
 
 /* What is sent. */
 struct answer {
-    const struct file *f;
+    struct file f; /* a copy: the test may put another in its place meanwhile */
+    bool found;
     struct bad_rule how;
     unsigned status;
     uint64_t from, to;
@@ -184,9 +186,11 @@ static struct answer decide(struct bad_httpd *s, const struct request *r)
     s->counts.n_requests++;
     s->counts.n_with_token += r->has_token;
     s->counts.n_if_range += r->if_range != NULL;
-    for (uint32_t i = 0; i < s->n_files && !a.f; i++)
-        if (strcmp(s->files[i].path, r->path) == 0)
-            a.f = &s->files[i];
+    for (uint32_t i = 0; i < s->n_files && !a.found; i++)
+        if (strcmp(s->files[i].path, r->path) == 0) {
+            a.f = s->files[i];
+            a.found = true;
+        }
     for (uint32_t i = 0; i < s->n_rules && a.how.how == BAD_NOT; i++)
         if (rule_fits(&s->rules[i], r))
             a.how = s->rules[i].r;
@@ -194,21 +198,21 @@ static struct answer decide(struct bad_httpd *s, const struct request *r)
     pthread_mutex_unlock(&s->lock);
     if (!allowed)
         a.status = 401;
-    else if (a.f)
+    else if (a.found)
         a.status = 200;
     if (a.status != 200)
         return a;
-    a.to = a.f->len;
-    const bool changed = a.how.how == BAD_NEW_ETAG || (r->if_range && strcmp(r->if_range_text, a.f->etag) != 0);
+    a.to = a.f.len;
+    const bool changed = a.how.how == BAD_NEW_ETAG || (r->if_range && strcmp(r->if_range_text, a.f.etag) != 0);
     if (!r->has_range || changed || a.how.how == BAD_IGNORE_RANGE)
         return a;
-    if (r->from >= a.f->len || r->from >= r->to) {
+    if (r->from >= a.f.len || r->from >= r->to) {
         a.status = 416;
         return a;
     }
     a.status = 206;
     a.from = r->from;
-    a.to = r->to < a.f->len ? r->to : a.f->len;
+    a.to = r->to < a.f.len ? r->to : a.f.len;
     return a;
 }
 
@@ -218,41 +222,40 @@ static bool send_etag(int fd, const struct answer *a)
     case BAD_NO_ETAG:
         return true;
     case BAD_WEAK_ETAG:
-        return say(fd, "ETag: W/%s\r\n", a->f->etag);
+        return say(fd, "ETag: W/%s\r\n", a->f.etag);
     case BAD_GZIP_ETAG:
-        return say(fd, "ETag: \"%.*s-gzip\"\r\n", (int)strlen(a->f->etag) - 2, a->f->etag + 1);
+        return say(fd, "ETag: \"%.*s-gzip\"\r\n", (int)strlen(a->f.etag) - 2, a->f.etag + 1);
     case BAD_NEW_ETAG:
     case BAD_NEW_ETAG_206:
         return say(fd, "ETag: \"new\"\r\n");
     default:
-        return say(fd, "ETag: %s\r\n", a->f->etag);
+        return say(fd, "ETag: %s\r\n", a->f.etag);
     }
 }
 
 static bool send_head(int fd, const struct answer *a)
 {
     const uint64_t more = a->how.how == BAD_TOO_MUCH ? a->how.n : 0;
-    bool ok = say(fd, "HTTP/1.1 %u X\r\nContent-Length: %llu\r\nAccept-Ranges: bytes\r\n", a->status,
-                  (unsigned long long)(a->to - a->from + more)) &&
+    const uint64_t len = a->to - a->from + more;
+    bool ok = say(fd, "HTTP/1.1 %u X\r\nContent-Length: %" PRIu64 "\r\nAccept-Ranges: bytes\r\n", a->status, len) &&
               send_etag(fd, a);
     if (a->how.how == BAD_GZIP)
         ok = ok && say(fd, "Content-Encoding: gzip\r\n");
     if (a->status == 206) {
         const uint64_t later = a->how.how == BAD_RANGE ? a->how.n : 0;
         const uint64_t longer = a->how.how == BAD_LENGTH ? a->how.n : 0;
-        ok = ok && say(fd, "Content-Range: bytes %llu-%llu/", (unsigned long long)(a->from + later),
-                       (unsigned long long)(a->to - 1 + later + more));
-        ok = ok && (a->how.how == BAD_RANGE_STAR ? say(fd, "*\r\n")
-                                                 : say(fd, "%llu\r\n", (unsigned long long)(a->f->len + longer)));
+        const uint64_t from = a->from + later, last = a->to - 1 + later + more, total = a->f.len + longer;
+        ok = ok && say(fd, "Content-Range: bytes %" PRIu64 "-%" PRIu64 "/", from, last);
+        ok = ok && (a->how.how == BAD_RANGE_STAR ? say(fd, "*\r\n") : say(fd, "%" PRIu64 "\r\n", total));
     }
     return ok && say(fd, "\r\n");
 }
 
 static bool read_part(const struct answer *a, uint64_t at, uint8_t *out, size_t len)
 {
-    if (a->f->fd < 0)
-        memcpy(out, a->f->data + at, len);
-    else if (pread(a->f->fd, out, len, (off_t)at) != (ssize_t)len)
+    if (a->f.fd < 0)
+        memcpy(out, a->f.data + at, len);
+    else if (pread(a->f.fd, out, len, (off_t)at) != (ssize_t)len)
         return false;
     if (a->how.how == BAD_FLIP && a->how.n >= at && a->how.n < at + len)
         out[a->how.n - at] ^= 1;
@@ -362,7 +365,9 @@ static void *accepter_main(void *arg)
 {
     struct bad_httpd *s = arg;
     for (;;) {
-        const int fd = accept4(s->fd, NULL, NULL, SOCK_CLOEXEC);
+        struct sockaddr_in from;
+        socklen_t len = sizeof from;
+        const int fd = accept4(s->fd, (struct sockaddr *)&from, &len, SOCK_CLOEXEC);
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
             continue;
         if (fd < 0)

@@ -35,12 +35,12 @@ enum bad_how {
 };
 
 struct bad_rule {
+    const char *path; /* of which file; NULL: of all */
     enum bad_how how;
-    const char *path;     /* of which file; NULL: of all */
+    uint32_t retry_after; /* seconds */
     uint64_t n;           /* see above */
     uint32_t skip, times; /* the first `skip` requests go well, then `times` do not; times 0: none does again */
     uint64_t only_at;     /* only requests of ranges that hold this byte of the file; UINT64_MAX or 0: of any */
-    uint32_t retry_after; /* seconds */
     const char *location; /* borrowed */
 };
 

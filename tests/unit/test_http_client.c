@@ -19,6 +19,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -572,7 +573,7 @@ static bool slow_taker(void *ctx, const void *data, size_t len)
 {
     (void)data;
     if (*(size_t *)ctx == 0)
-        usleep(1500000);
+        poll(NULL, 0, 1500);
     *(size_t *)ctx += len;
     return true;
 }
