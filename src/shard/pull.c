@@ -260,7 +260,11 @@ static enum err_code fetch_all(struct pull *p, struct rates *rates, struct err *
         rc = pull_make_jobs(p, e);
         if (rc != OK || p->n_jobs == 0)
             break;
+        rc = pull_hasher_start(&p->hasher, e);
+        if (rc != OK)
+            break;
         rc = run_workers(p, p->n_jobs < n ? (uint32_t)p->n_jobs : n, pull_fetch, rates, e);
+        pull_hasher_stop(&p->hasher);
     }
     return rc;
 }
@@ -290,6 +294,7 @@ static void pull_fini(struct pull *p)
     free(p->jobs);
     slice_fini(&p->s);
     pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->disk);
     pthread_cond_destroy(&p->ended);
     free(p);
 }
@@ -303,6 +308,7 @@ enum err_code pull_window(struct remote *r, const struct pull_request *q, struct
     p->r = r;
     p->q = q;
     pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->disk, NULL);
     thread_cond_init(&p->ended);
     p->journal.fd = p->journal.part_fd = -1;
     remote_count(r, &before);

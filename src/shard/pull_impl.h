@@ -6,7 +6,7 @@
 #ifndef KVASIR_SHARD_PULL_IMPL_H
 #define KVASIR_SHARD_PULL_IMPL_H
 
-#include "crypto/digest.h"
+#include "crypto/digest4.h"
 #include "model/slice.h"
 #include "shard/pull.h"
 
@@ -38,12 +38,46 @@ void pull_journal_close(struct pull_journal *j); /* what came stays */
 enum err_code pull_pwrite(int fd, const void *data, size_t len, uint64_t at, const char *path,
                           struct err *e) KV_MUST_USE;
 
+/* --- digests on the way ---
+ * A worker hands what it received to one thread, which takes from up to four workers at once: so digests cost a third
+ * of what they would cost each worker. */
+
+#define PULL_BUFFER_BYTES (256u << 10)
+#define PULL_N_BUFFERS    4u
+
+struct pull_lane {                /* a worker's */
+    struct digest4 *to;           /* what is in the buffers belongs to it */
+    uint8_t *buf[PULL_N_BUFFERS]; /* of PULL_BUFFER_BYTES */
+    size_t len[PULL_N_BUFFERS];
+    bool ready[PULL_N_BUFFERS]; /* under the hasher's lock: it is the hasher's */
+    uint32_t put, take;         /* buffer that is filled, that is hashed next */
+};
+
+struct pull_hasher {
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    pthread_t thread;
+    struct pull_lane *lanes[PULL_MAX_CONNECTIONS];
+    uint32_t n_flushing; /* lanes that wait for all that is theirs */
+    bool end, runs;
+};
+
+enum err_code pull_hasher_start(struct pull_hasher *h, struct err *e) KV_MUST_USE;
+void pull_hasher_stop(struct pull_hasher *h);            /* all lanes are closed */
+struct pull_lane *pull_lane_open(struct pull_hasher *h); /* NULL: out of memory */
+void pull_lane_close(struct pull_hasher *h, struct pull_lane *l);
+/* What is in the buffer buf[put] is digested, and another one is buf[put], empty. All until a flush is of one stream.
+ */
+void pull_lane_hand_over(struct pull_hasher *h, struct pull_lane *l, struct digest4 *to);
+/* Waits until all that was handed over is digested. */
+void pull_lane_flush(struct pull_hasher *h, struct pull_lane *l);
+
 /* --- a pull --- */
 
 struct pull_piece {
-    uint64_t landed;            /* its first bytes are in the part file */
-    uint64_t noted;             /* ... and so many are in the journal */
-    struct digest_state *state; /* of what has landed; NULL: nothing has, or it has no digest to compare with */
+    uint64_t landed;       /* its first bytes are in the part file */
+    uint64_t noted;        /* ... and so many are in the journal */
+    struct digest4 *state; /* of what has landed; NULL: nothing has, or it has no digest to compare with */
     bool done;
     bool old;         /* some of it came from an earlier pull */
     uint32_t from;    /* set of origins that gave it */
@@ -68,8 +102,11 @@ struct pull {
     struct gguf *local[PULL_MAX_LOCAL];
     uint32_t n_local;
     struct pull_journal journal;
+    struct pull_hasher hasher;
     atomic_bool stop;
     atomic_ullong done_bytes, local_bytes, resumed_bytes; /* done: of tensors, landed */
+
+    pthread_mutex_t disk; /* one writes at a time: the kernel lets others spin meanwhile */
 
     pthread_mutex_t lock;
     pthread_cond_t ended;

@@ -16,13 +16,15 @@
 #include <string.h>
 #include <time.h>
 
-#define JOB_BYTES  (32u << 20) /* of a request, unless one tensor is larger */
-#define GAP_BYTES  (64u << 10) /* fetched and thrown away rather than asked around */
-#define NOTE_BYTES (256u << 10)
-#define READ_BYTES (1u << 20)
-#define BURST_NS   (100 * CLOCK_NS_PER_MS)
-#define SLICE_NS   (50 * CLOCK_NS_PER_MS)
-#define MAX_WRONG  3u /* of one tensor, when several origins gave parts of it or it was not the network */
+#define JOB_BYTES   (8u << 20)  /* of a request, unless one tensor is larger */
+#define GAP_BYTES   (64u << 10) /* fetched and thrown away rather than asked around */
+#define NOTE_BYTES  (256u << 10)
+#define SMALL_BYTES (64u << 10) /* not worth handing over */
+#define PAGE_BYTES  4096u
+#define READ_BYTES  (1u << 20)
+#define BURST_NS    (100 * CLOCK_NS_PER_MS)
+#define SLICE_NS    (50 * CLOCK_NS_PER_MS)
+#define MAX_WRONG   3u /* of one tensor, when several origins gave parts of it or it was not the network */
 
 void pull_fail(struct pull *p, const struct err *e)
 {
@@ -49,7 +51,7 @@ static bool piece_begin(struct pull_piece *piece, struct err *e)
 {
     piece->state = calloc(1, sizeof *piece->state);
     if (piece->state)
-        digest_begin(piece->state);
+        digest4_begin(piece->state);
     else
         err_set(e, ERR_NOMEM, "out of memory");
     return piece->state != NULL;
@@ -73,7 +75,16 @@ static bool note(struct pull *p, size_t i, struct err *e)
     return pull_journal_put(&p->journal, i, piece->landed, e) == OK;
 }
 
-/* Writes what came next of piece i. */
+/* Piece i's next bytes are in the part file now. */
+static bool landed(struct pull *p, size_t i, size_t len, struct err *e)
+{
+    struct pull_piece *piece = &p->pieces[i];
+    piece->landed += len;
+    atomic_fetch_add(&p->done_bytes, (unsigned long long)len);
+    return piece->landed - piece->noted < NOTE_BYTES && piece->landed < tensor_of(p, i)->size ? true : note(p, i, e);
+}
+
+/* Writes what came next of piece i, and digests it here. */
 static bool land(struct pull *p, size_t i, const void *data, size_t len, struct err *e)
 {
     struct pull_piece *piece = &p->pieces[i];
@@ -83,10 +94,48 @@ static bool land(struct pull *p, size_t i, const void *data, size_t len, struct 
     if (pull_pwrite(p->journal.part_fd, data, len, s->at + piece->landed, p->journal.part, e) != OK)
         return false;
     if (piece->state)
-        digest_put(piece->state, data, len);
-    piece->landed += len;
-    atomic_fetch_add(&p->done_bytes, (unsigned long long)len);
-    return piece->landed - piece->noted < NOTE_BYTES && piece->landed < s->src->size ? true : note(p, i, e);
+        digest4_put(piece->state, data, len);
+    return landed(p, i, len, e);
+}
+
+/* The lane's buffer, which has piece i's next bytes: written, and handed on to be digested. */
+static bool lane_out(struct pull *p, size_t i, struct pull_lane *l, struct err *e)
+{
+    struct pull_piece *piece = &p->pieces[i];
+    const struct slice_piece *s = &p->s.pieces[i];
+    const size_t len = l->len[l->put];
+    if (len == 0)
+        return true;
+    if (s->digest && !piece->state && !piece_begin(piece, e))
+        return false;
+    pthread_mutex_lock(&p->disk);
+    enum err_code rc = pull_pwrite(p->journal.part_fd, l->buf[l->put], len, s->at + piece->landed, p->journal.part, e);
+    pthread_mutex_unlock(&p->disk);
+    if (rc != OK)
+        return false;
+    if (piece->state)
+        pull_lane_hand_over(&p->hasher, l, piece->state);
+    else
+        l->len[l->put] = 0;
+    return landed(p, i, len, e);
+}
+
+/* The same by way of a lane. The buffers end at whole pages of the part file. */
+static bool lane_put(struct pull *p, size_t i, struct pull_lane *l, const uint8_t *data, size_t len, struct err *e)
+{
+    const struct pull_piece *piece = &p->pieces[i];
+    const struct slice_piece *s = &p->s.pieces[i];
+    while (len > 0) {
+        const size_t most = PULL_BUFFER_BYTES - (size_t)((s->at + piece->landed) % PAGE_BYTES);
+        const size_t room = most - l->len[l->put], n = len < room ? len : room;
+        memcpy(l->buf[l->put] + l->len[l->put], data, n);
+        l->len[l->put] += n;
+        data += n;
+        len -= n;
+        if (n == room && !lane_out(p, i, l, e))
+            return false;
+    }
+    return piece->landed + l->len[l->put] < s->src->size || lane_out(p, i, l, e);
 }
 
 /* All of it has landed: is it right? */
@@ -96,7 +145,7 @@ static bool piece_right(struct pull *p, size_t i)
     uint8_t got[DIGEST_BYTES];
     piece->done = true;
     if (piece->state) {
-        digest_end(piece->state, got);
+        digest4_end(piece->state, got);
         piece->done = memcmp(got, p->s.pieces[i].digest, DIGEST_BYTES) == 0;
         free(piece->state);
         piece->state = NULL;
@@ -175,7 +224,7 @@ static bool read_through(struct pull *p, int fd, uint64_t at, uint64_t len, uint
 
 static bool put_digest(void *ctx, const void *data, size_t len)
 {
-    digest_put(ctx, data, len);
+    digest4_put(ctx, data, len);
     return true;
 }
 
@@ -307,6 +356,7 @@ enum err_code pull_make_jobs(struct pull *p, struct err *e)
 struct fetch {
     struct pull *p;
     const struct pull_job *job;
+    struct pull_lane *lane;
     uint64_t at;     /* in the remote file */
     size_t k;        /* of the job's pieces */
     uint32_t origin; /* of what comes */
@@ -337,6 +387,21 @@ static bool pay(struct pull *p, size_t len)
     }
 }
 
+/* Bytes of piece i as they come. */
+static bool put_piece(struct fetch *f, size_t i, const uint8_t *data, size_t len)
+{
+    struct pull *p = f->p;
+    const struct gguf_tensor *t = tensor_of(p, i);
+    p->pieces[i].from |= 1u << f->origin;
+    if (t->size <= SMALL_BYTES ? !land(p, i, data, len, &f->err) : !lane_put(p, i, f->lane, data, len, &f->err))
+        return false;
+    if (p->pieces[i].landed < t->size)
+        return true;
+    f->k++;
+    pull_lane_flush(&p->hasher, f->lane);
+    return piece_right(p, i) || piece_wrong(p, i, &f->err);
+}
+
 /* Bytes of the job, in order: to the tensor they belong to, or into a gap. */
 static bool put_job(void *ctx, const void *data, size_t len)
 {
@@ -350,53 +415,71 @@ static bool put_job(void *ctx, const void *data, size_t len)
             return false;
         const size_t i = p->order[f->job->first + f->k];
         const struct gguf_tensor *t = tensor_of(p, i);
-        struct pull_piece *piece = &p->pieces[i];
-        const uint64_t want = t->offset + piece->landed;
-        if (piece->done) {
+        if (p->pieces[i].done) {
             f->k++;
             continue;
         }
-        const bool gap = f->at < want;
-        const uint64_t left = gap ? want - f->at : t->size - piece->landed;
+        const uint64_t want = t->offset + p->pieces[i].landed + f->lane->len[f->lane->put];
+        const uint64_t left = f->at < want ? want - f->at : t->offset + t->size - f->at;
         const size_t n = left < len ? (size_t)left : len;
-        piece->from |= gap ? 0 : 1u << f->origin;
-        if (!gap && !land(p, i, bytes, n, &f->err)) {
+        if (f->at >= want && !put_piece(f, i, bytes, n)) {
             f->failed = true;
             return false;
         }
         bytes += n;
         len -= n;
         f->at += n;
-        if (gap || piece->landed < t->size)
-            continue;
-        f->k++;
-        if (!piece_right(p, i) && !piece_wrong(p, i, &f->err)) {
-            f->failed = true;
-            return false;
-        }
     }
     return true;
 }
 
-void pull_fetch(struct pull *p)
+/* What is left in the lane when the job ended before its end. */
+static void put_rest(struct fetch *f)
+{
+    struct err e;
+    if (f->k < f->job->n && !f->failed && !lane_out(f->p, f->p->order[f->job->first + f->k], f->lane, &e))
+        log_debug("pull", "%s", e.msg);
+    pull_lane_flush(&f->p->hasher, f->lane);
+}
+
+/* A reader that pull_fail can stop. */
+static struct remote_reader *reader_open(struct pull *p, uint32_t *slot, struct err *e)
 {
     struct remote_reader *x = NULL;
+    if (remote_reader_new(p->r, &x, e) != OK)
+        return NULL;
+    *slot = 0;
+    pthread_mutex_lock(&p->lock);
+    while (p->readers[*slot])
+        (*slot)++;
+    p->readers[*slot] = x;
+    if (atomic_load(&p->stop))
+        remote_reader_stop(x);
+    pthread_mutex_unlock(&p->lock);
+    return x;
+}
+
+static void reader_close(struct pull *p, uint32_t slot)
+{
+    pthread_mutex_lock(&p->lock);
+    struct remote_reader *x = p->readers[slot];
+    p->readers[slot] = NULL;
+    pthread_mutex_unlock(&p->lock);
+    remote_reader_free(x);
+}
+
+void pull_fetch(struct pull *p)
+{
     struct err e;
-    enum err_code rc = remote_reader_new(p->r, &x, &e);
     uint32_t slot = 0;
-    if (rc == OK) {
-        pthread_mutex_lock(&p->lock);
-        while (p->readers[slot])
-            slot++;
-        p->readers[slot] = x;
-        if (atomic_load(&p->stop))
-            remote_reader_stop(x);
-        pthread_mutex_unlock(&p->lock);
-    }
+    struct remote_reader *x = reader_open(p, &slot, &e);
+    struct pull_lane *lane = pull_lane_open(&p->hasher);
+    enum err_code rc = x && lane ? OK : x ? err_set(&e, ERR_NOMEM, "out of memory") : e.code;
     for (size_t i; rc == OK && !atomic_load(&p->stop) && (i = atomic_fetch_add(&p->next, 1)) < p->n_jobs;) {
         const struct pull_job *j = &p->jobs[i];
-        struct fetch f = {.p = p, .job = j, .at = j->at};
+        struct fetch f = {.p = p, .job = j, .lane = lane, .at = j->at};
         rc = remote_read(x, j->file, j->at, j->end - j->at, put_job, &f, &f.origin, &e);
+        put_rest(&f);
         if (f.failed)
             e = f.err;
         else if (rc == ERR_MISMATCH && any_wrong(p)) /* another worker found it */
@@ -404,10 +487,7 @@ void pull_fetch(struct pull *p)
     }
     if (rc != OK)
         pull_fail(p, &e); /* no news when it is because all stop */
-    if (x) {
-        pthread_mutex_lock(&p->lock);
-        p->readers[slot] = NULL;
-        pthread_mutex_unlock(&p->lock);
-    }
-    remote_reader_free(x);
+    pull_lane_close(&p->hasher, lane);
+    if (x)
+        reader_close(p, slot);
 }

@@ -226,7 +226,7 @@ static enum err_code fetch_head(struct remote_reader *x, uint32_t file, struct e
 
 static enum err_code open_heads(struct remote *r, struct err *e)
 {
-    struct gguf_part *parts = calloc(r->n_files, sizeof *parts);
+    struct gguf_part *parts = calloc(r->n_files ? r->n_files : 1, sizeof *parts);
     if (!parts)
         return err_set(e, ERR_NOMEM, "out of memory");
     for (uint32_t i = 0; i < r->n_files; i++) {

@@ -323,7 +323,7 @@ static void test_wrong_byte_in_a_part_that_is_there(void **state)
     remote_close(r);
     bad_clear(rig.s[0]);
     int fd = open(part, O_RDWR);
-    struct stat st;
+    struct stat st = {0};
     assert_true(fd >= 0 && fstat(fd, &st) == 0);
     for (off_t at = 200000; at < st.st_size; at += 1000000) /* a disk that is not what it was */
         assert_int_equal(pwrite(fd, "xyz", 3, at), 3);
