@@ -100,7 +100,8 @@ static void start_origin(struct proc *p, char url[PATH_MAX])
     char model[PATH_MAX], dir[PATH_MAX];
     if (!realpath(MODEL, model))
         die("no model");
-    snprintf(dir, sizeof dir, "%s.served", model); /* a folder with this model alone */
+    if (snprintf(dir, sizeof dir, "%s.served", model) >= (int)sizeof dir) /* a folder with this model alone */
+        die("the path of the model is too long");
     char link_path[PATH_MAX + 16];
     snprintf(link_path, sizeof link_path, "%s/m.gguf", dir);
     mkdir(dir, 0755);

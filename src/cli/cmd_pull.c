@@ -34,22 +34,6 @@ static bool on_progress(void *ctx, const struct pull_progress *p)
     return !source_cancelled(&c->stop);
 }
 
-/* "500k", "20M", "1G": bytes a second. */
-static enum err_code parse_rate(const char *text, uint64_t *out, struct err *e)
-{
-    static const char units[] = "kMG";
-    char digits[24];
-    const size_t n = strlen(text);
-    const char *unit = n > 0 ? strchr(units, text[n - 1]) : NULL;
-    const uint64_t factor = unit && *unit ? 1024ull << 10 * (unit - units) : 1;
-    snprintf(digits, sizeof digits, "%.*s", (int)(factor > 1 ? n - 1 : n), text);
-    if (parse_u64("--rate", digits, 1024 / (factor > 1024 ? 1024 : factor), UINT64_MAX / 2 / factor, out, NULL) != OK)
-        return err_set(e, ERR_ARG, "--rate is bytes a second, at least 1k, for example 500k, 20M or 1G; not '%.40s'",
-                       text);
-    *out *= factor;
-    return OK;
-}
-
 static void print_json(const struct pull_command *c, const struct pull_request *q, const struct pull_result *x)
 {
     struct buf b = {0};
@@ -119,7 +103,10 @@ static enum err_code run(struct pull_command *c, struct err *e)
     char *token = NULL;
     enum err_code rc = c->layers ? parse_window(c->layers, &q.first, &q.end, e) : OK;
     if (rc == OK && c->rate)
-        rc = parse_rate(c->rate, &q.rate, e);
+        rc = parse_bytes("--rate", c->rate, &q.rate, e);
+    if (rc == OK && c->rate && q.rate < 1024)
+        rc = err_set(e, ERR_ARG, "--rate is bytes a second, at least 1k, for example 500k, 20M or 1G; not '%.40s'",
+                     c->rate);
     if (rc == OK)
         rc = source_token(c->token_file, c->urls, c->n_urls, &token, e);
     if (rc == OK)

@@ -420,7 +420,7 @@ static enum err_code take_tensors(struct reading *r, yyjson_val *list)
 /* Before anything else: another version may have other fields. */
 static enum err_code check_version(struct reading *r, yyjson_val *root)
 {
-    uint64_t version;
+    uint64_t version = 0;
     yyjson_val *v = yyjson_obj_get(root, "kvasir_index");
     if (!v)
         return err_set(r->e, ERR_FORMAT, "not an index: there is no \"kvasir_index\"");
