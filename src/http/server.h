@@ -89,10 +89,18 @@ void http_end(struct http_request *r);
  * most HTTP_PIECE_BYTES; one piece waits for a slow client. false: the connection is cut, so that nobody takes half a
  * body for a whole one. A HEAD request gets the head alone. ctx lives until on_gone. */
 #define HTTP_PIECE_BYTES ((size_t)256 << 10)
+struct http_place {
+    int fd;
+    uint64_t at, len; /* bytes [at, at + len) of the file */
+};
 struct http_source {
     uint64_t length; /* of the body */
     void *ctx;
     bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
+    /* Where the bytes from offset on lie in a file, as far as they do: they go into the socket without being copied. It
+     * is asked before each piece; false, or NULL: read is asked. */
+    bool (*place)(void *ctx, uint64_t offset, struct http_place *out);
+    void (*sent)(void *ctx, size_t len); /* so much more has gone into the socket; may be NULL */
 };
 void http_send(struct http_request *r, const struct http_reply *reply, const struct http_source *source);
 size_t http_queued(const struct http_request *r);   /* bytes that wait for the client */

@@ -12,10 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <time.h>
 
 #define PIECES_A_TURN 4
+#define PLACED_BYTES  ((size_t)1 << 20) /* of a file, at once */
 
 static const struct {
     unsigned status;
@@ -270,27 +272,59 @@ static bool next_piece(struct http_request *r)
     return true;
 }
 
+/* What came of one try to send. */
+enum sending { SENDING_ON, SENDING_LATER, SENDING_FAILED };
+
+static enum sending sent(struct http_conn *c, ssize_t n)
+{
+    struct http_request *r = c->r;
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR ? SENDING_LATER : SENDING_FAILED;
+    if (n == 0) /* the file has become shorter */
+        return SENDING_FAILED;
+    c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
+    if (r->source.sent)
+        r->source.sent(r->source.ctx, (size_t)n);
+    return SENDING_ON;
+}
+
+static enum sending send_place(struct http_conn *c, const struct http_place *p)
+{
+    struct http_request *r = c->r;
+    const uint64_t left = r->source.length - r->source_pos;
+    size_t most = left < PLACED_BYTES ? (size_t)left : PLACED_BYTES;
+    most = p->len < most ? (size_t)p->len : most;
+    off_t at = (off_t)p->at;
+    const ssize_t n = sendfile(c->fd, p->fd, &at, most); /* SIGPIPE is blocked in our threads */
+    r->source_pos += n > 0 ? (uint64_t)n : 0;
+    return sent(c, n);
+}
+
+static enum sending send_piece(struct http_conn *c)
+{
+    struct http_request *r = c->r;
+    if (r->piece_pos == r->piece_len && !next_piece(r))
+        return SENDING_FAILED;
+    const ssize_t n = send(c->fd, r->piece + r->piece_pos, r->piece_len - r->piece_pos, MSG_NOSIGNAL | MSG_DONTWAIT);
+    r->piece_pos += n > 0 ? (size_t)n : 0;
+    const enum sending how = sent(c, n);
+    return how == SENDING_ON && r->piece_pos < r->piece_len ? SENDING_LATER : how;
+}
+
 /* Straight into the socket: lws has nothing of this connection to send, and would keep a copy of what does not fit. A
  * fast client gets a few pieces, then it is the others' turn. */
 static void flush_source(struct http_conn *c)
 {
     struct http_request *r = c->r;
-    for (int i = 0; i < PIECES_A_TURN && reply_has_more(r); i++) {
-        if (r->piece_pos == r->piece_len && !next_piece(r)) {
-            conn_cut(c);
-            return;
-        }
-        const ssize_t n =
-            send(c->fd, r->piece + r->piece_pos, r->piece_len - r->piece_pos, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            conn_cut(c);
-        if (n <= 0)
-            return;
-        r->piece_pos += (size_t)n;
-        c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
-        if (r->piece_pos < r->piece_len)
-            return;
+    enum sending how = SENDING_ON;
+    for (int i = 0; i < PIECES_A_TURN && reply_has_more(r) && how == SENDING_ON; i++) {
+        struct http_place p;
+        const bool placed =
+            r->piece_pos == r->piece_len && r->source.place && r->source.place(r->source.ctx, r->source_pos, &p);
+        how = placed && p.len > 0 ? send_place(c, &p) : send_piece(c);
     }
+    if (how == SENDING_FAILED)
+        conn_cut(c);
 }
 
 void reply_flush(struct http_conn *c)

@@ -375,6 +375,20 @@ enum err_code slice_read(const struct gguf *g, const struct slice *s, uint64_t o
     return OK;
 }
 
+bool slice_place(const struct slice *s, uint64_t offset, uint32_t *file, uint64_t *at, uint64_t *len)
+{
+    if (offset < s->head.len || offset >= s->size)
+        return false;
+    const struct slice_piece *p = piece_at(s, offset);
+    uint64_t from = offset - p->at;
+    if (from >= p->src->size)
+        return false;
+    *file = p->src->file;
+    *at = p->src->offset + from;
+    *len = p->src->size - from;
+    return true;
+}
+
 struct writer {
     const struct gguf *g;
     const struct slice *s;

@@ -47,6 +47,10 @@ void slice_fini(struct slice *s);
 enum err_code slice_read(const struct gguf *g, const struct slice *s, uint64_t offset, void *data, size_t len,
                          struct err *e) KV_MUST_USE;
 
+/* Where the bytes of the stage file from offset on lie in g's files, as far as they do: those of one tensor. false:
+ * they are of the header or padding, or beyond the end. */
+bool slice_place(const struct slice *s, uint64_t offset, uint32_t *file, uint64_t *at, uint64_t *len);
+
 /* Writes the stage file through a temporary name; digests, where known, are checked on the way: ERR_MISMATCH names the
  * tensor. ERR_CANCELLED when progress says so. ERR_ARG: path is g's own file, or has the name of a part of a split
  * model. Nothing is left behind when it fails. */

@@ -143,11 +143,20 @@ static bool if_range(const struct http_request *r, const struct origin_body *b)
 static bool read_range(void *ctx, uint64_t offset, void *data, size_t len)
 {
     struct origin_exchange *x = ctx;
-    if (!x->read(x, x->offset + offset, data, len))
-        return false;
+    return x->read(x, x->offset + offset, data, len);
+}
+
+static bool place_range(void *ctx, uint64_t offset, struct http_place *out)
+{
+    struct origin_exchange *x = ctx;
+    return x->place && x->place(x, x->offset + offset, out);
+}
+
+static void on_sent(void *ctx, size_t len)
+{
+    struct origin_exchange *x = ctx;
     atomic_fetch_add(&x->o->body_bytes, len);
     x->model->sent_bytes += len;
-    return true;
 }
 
 void origin_send(struct origin_exchange *x, const struct origin_body *b)
@@ -179,6 +188,7 @@ void origin_send(struct origin_exchange *x, const struct origin_body *b)
         }
     }
     x->read = b->read;
+    x->place = b->place;
     const struct http_reply reply = {.status = status, .type = b->type, .headers = buf_str(&lines)};
     const struct http_reply bare = {.status = status, .headers = reply.headers};
     if (lines.failed)
@@ -191,6 +201,8 @@ void origin_send(struct origin_exchange *x, const struct origin_body *b)
     else if (status == 304)
         http_respond(x->r, &bare, NULL, 0);
     else
-        http_send(x->r, &reply, &(struct http_source){.length = len, .ctx = x, .read = read_range});
+        http_send(
+            x->r, &reply,
+            &(struct http_source){.length = len, .ctx = x, .read = read_range, .place = place_range, .sent = on_sent});
     buf_free(&lines);
 }

@@ -113,6 +113,7 @@ struct origin_exchange {
     uint32_t file;              /* of model, when it is one that is sent */
     uint64_t offset;            /* of the range in the whole */
     bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
+    bool (*place)(void *ctx, uint64_t offset, struct http_place *out);
 };
 
 /* --- origin_files.c --- */
@@ -149,8 +150,9 @@ void origin_count_status(struct origin *o, unsigned status);
 struct origin_body {
     uint64_t size;
     const char *type, *etag;
-    time_t mtime;                                                     /* 0: not known */
-    bool (*read)(void *ctx, uint64_t offset, void *data, size_t len); /* of the whole; ctx: the exchange */
+    time_t mtime;                                                      /* 0: not known */
+    bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);  /* of the whole; ctx: the exchange */
+    bool (*place)(void *ctx, uint64_t offset, struct http_place *out); /* of the whole; NULL: it lies in no file */
 };
 void origin_send(struct origin_exchange *x, const struct origin_body *b);
 

@@ -169,6 +169,14 @@ static bool read_file(void *ctx, uint64_t offset, void *data, size_t len)
            origin_file_same(x->model, x->file);
 }
 
+static bool place_file(void *ctx, uint64_t offset, struct http_place *out)
+{
+    const struct origin_exchange *x = ctx;
+    const uint64_t size = (uint64_t)x->model->files[x->file].seen.st_size;
+    *out = (struct http_place){.fd = gguf_fd(x->model->g, x->file), .at = offset, .len = size - offset};
+    return origin_file_same(x->model, x->file);
+}
+
 static void on_file(struct origin_exchange *x)
 {
     const struct origin_file *f = &x->model->files[x->file];
@@ -176,7 +184,8 @@ static void on_file(struct origin_exchange *x)
                                   .type = "application/octet-stream",
                                   .etag = f->etag,
                                   .mtime = f->seen.st_mtim.tv_sec,
-                                  .read = read_file};
+                                  .read = read_file,
+                                  .place = place_file};
     origin_send(x, &b);
 }
 
@@ -221,15 +230,28 @@ static void on_index(struct origin_exchange *x)
     origin_send(x, &b);
 }
 
+static bool all_same(const struct origin_model *m)
+{
+    for (uint32_t i = 0; i < m->n_files; i++)
+        if (!origin_file_same(m, i))
+            return false;
+    return true;
+}
+
 static bool read_stage(void *ctx, uint64_t offset, void *data, size_t len)
 {
     const struct origin_exchange *x = ctx;
-    if (slice_read(x->model->g, &x->stage->slice, offset, data, len, NULL) != OK)
+    return slice_read(x->model->g, &x->stage->slice, offset, data, len, NULL) == OK && all_same(x->model);
+}
+
+static bool place_stage(void *ctx, uint64_t offset, struct http_place *out)
+{
+    const struct origin_exchange *x = ctx;
+    uint32_t file;
+    if (!slice_place(&x->stage->slice, offset, &file, &out->at, &out->len))
         return false;
-    for (uint32_t i = 0; i < x->model->n_files; i++)
-        if (!origin_file_same(x->model, i))
-            return false;
-    return true;
+    out->fd = gguf_fd(x->model->g, file);
+    return all_same(x->model);
 }
 
 static void on_stage(struct origin_exchange *x)
@@ -248,8 +270,11 @@ static void on_stage(struct origin_exchange *x)
         origin_say(x->r, rc == ERR_RANGE || rc == ERR_ARG ? 400 : rc == ERR_NOT_FOUND ? 404 : 500, NULL, "%s", e.msg);
         return;
     }
-    const struct origin_body b = {
-        .size = x->stage->slice.size, .type = "application/octet-stream", .etag = x->stage->etag, .read = read_stage};
+    const struct origin_body b = {.size = x->stage->slice.size,
+                                  .type = "application/octet-stream",
+                                  .etag = x->stage->etag,
+                                  .read = read_stage,
+                                  .place = place_stage};
     origin_send(x, &b);
 }
 
