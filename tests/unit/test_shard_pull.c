@@ -19,12 +19,14 @@
 #include "shard/pull.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/fsuid.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -626,6 +628,34 @@ static void test_disk_that_becomes_full(void **state)
     remote_close(r);
 }
 
+/* Said before anything is fetched. Only root can make such a file system. */
+static void test_too_little_space(void **state)
+{
+    (void)state;
+    char dir[PATH_MAX], path[PATH_MAX + 16];
+    assert_int_equal(mkdir(test_scratch("small_fs", dir), 0755), 0);
+    if (geteuid() != 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", dir, "tmpfs", 0, "size=4m") != 0) {
+        rmdir(dir);
+        skip();
+    }
+    struct remote *r = must_open(1);
+    struct pull_request q = request_of(1, 4);
+    const uint32_t before = bad_count(rig.s[0]).n_requests;
+    snprintf(path, sizeof path, "%s/x.gguf", dir);
+    q.out = path;
+    expect_pull(r, &q, ERR_LIMIT, "only 4.0MiB left");
+    assert_int_equal(bad_count(rig.s[0]).n_requests, before);
+    assert_false(rig_exists(path));
+    q = request_of(5, 6); /* 2.3 MB and the head */
+    q.out = path;
+    must_pull(r, &q);
+    assert_true(rig_exists(path));
+    remote_close(r);
+    assert_int_equal(umount(dir), 0);
+    rmdir(dir);
+}
+
 static void test_folders_that_cannot_be_written(void **state)
 {
     (void)state;
@@ -691,6 +721,7 @@ int main(void)
         cmocka_unit_test_setup(test_full_disk, setup),
         cmocka_unit_test_setup(test_disk_that_becomes_full, setup),
         cmocka_unit_test_setup(test_folders_that_cannot_be_written, setup),
+        cmocka_unit_test_setup(test_too_little_space, setup),
         cmocka_unit_test_setup(test_rate, setup),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
