@@ -71,6 +71,10 @@ static void piece_drop(struct pull *p, size_t i)
 static bool note(struct pull *p, size_t i, struct err *e)
 {
     struct pull_piece *piece = &p->pieces[i];
+    /* On its way to the disk while more comes, so that the sync at the end finds little to do. Best effort. */
+    if (piece->landed > piece->noted)
+        (void)sync_file_range(p->journal.part_fd, (off_t)(p->s.pieces[i].at + piece->noted),
+                              (off_t)(piece->landed - piece->noted), SYNC_FILE_RANGE_WRITE);
     piece->noted = piece->landed;
     return pull_journal_put(&p->journal, i, piece->landed, e) == OK;
 }
