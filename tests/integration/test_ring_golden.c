@@ -183,7 +183,7 @@ static enum err_code set_sampling(void *ctx, uint32_t slot, const struct batch_s
     return stage_sampling(ctx, slot, s, e);
 }
 
-/* A rank's stage file, opened; the name is gone again. Every other one holds a block more than the rank needs. */
+/* A rank's stage file, opened; the name is gone again. Rank 2's holds a block more than the rank needs. */
 static struct gguf *stage_file(const struct gguf *g, const struct index *x, const struct manifest_rank *row, uint32_t i)
 {
     struct hparams h;
@@ -192,7 +192,7 @@ static struct gguf *stage_file(const struct gguf *g, const struct index *x, cons
     struct err e;
     char path[PATH_MAX];
     test_scratch("stage.gguf", path);
-    uint32_t first = row->first > 0 && i % 2 ? row->first - 1 : row->first;
+    uint32_t first = i == 2 ? row->first - 1 : row->first;
     assert_int_equal(hparams_read(g, &h, &e), OK);
     if (slice_plan(g, &h, first, row->end, x, &s, &e) != OK || slice_write(g, &s, path, NULL, NULL, &e) != OK ||
         gguf_open(path, &file, &e) != OK)
@@ -555,9 +555,22 @@ static void test_every_cut(void **state)
     subject_close(&s);
 }
 
-/* The same with a stage file for each rank; of the 128 ways to cut 8 blocks every seventh, of a
- * quantized model's every fifth. The first run is that of the
- * model itself. */
+static void must_be_equal_in_stage_files(const struct subject *s, const struct index *x, uint32_t mask,
+                                         const struct record *whole)
+{
+    uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(mask, s->h.n_block, cuts);
+    char what[64];
+    struct record rec = {0};
+    struct ring *r = ring_of(s->g, x, cuts, n, 1, 64);
+    record_run(r, s, 8, &rec);
+    ring_free(r);
+    snprintf(what, sizeof what, "stage files of %s, cut %x", s->m->file, mask);
+    must_be_equal(whole, &rec, s->h.n_vocab, what);
+    free(rec.logits);
+}
+
+/* The same with a stage file for each rank: every window, with what is before and behind it, and a rank for each block.
+ * The run they are compared with is that of the model itself. */
 static void test_stage_files(void **state)
 {
     struct subject s;
@@ -565,24 +578,19 @@ static void test_stage_files(void **state)
     struct err e;
     if (!subject_open(*state, &s))
         skip();
-    assert_true(s.h.n_block > 0 && s.h.n_block <= MAX_RANKS);
+    const uint32_t n_block = s.h.n_block;
+    assert_true(n_block > 0 && n_block <= MAX_RANKS);
     assert_int_equal(index_compute(s.g, NULL, NULL, &x, &e), OK);
     struct record whole = {0};
-    uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(0, s.h.n_block, cuts);
+    uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(0, n_block, cuts);
     struct ring *r = ring_up(s.g, cuts, n, 1, 64);
     record_run(r, &s, 8, &whole);
     ring_free(r);
-    for (uint32_t mask = 0; 2 * mask < 1u << s.h.n_block; mask += s.h.n_block > 6 ? 7 : s.m->quantized ? 5 : 1) {
-        char what[64];
-        struct record rec = {0};
-        n = cut_by_mask(mask, s.h.n_block, cuts);
-        r = ring_of(s.g, &x, cuts, n, 1, 64);
-        record_run(r, &s, 8, &rec);
-        ring_free(r);
-        snprintf(what, sizeof what, "stage files of %s, cut %x", s.m->file, mask);
-        must_be_equal(&whole, &rec, s.h.n_vocab, what);
-        free(rec.logits);
-    }
+    for (uint32_t first = 0; first < n_block; first++)
+        for (uint32_t end = first + 1; end <= n_block; end++)
+            must_be_equal_in_stage_files(
+                &s, &x, (first > 0 ? 1u << (first - 1) : 0) | (end < n_block ? 1u << (end - 1) : 0), &whole);
+    must_be_equal_in_stage_files(&s, &x, (1u << (n_block - 1)) - 1, &whole);
     free(whole.logits);
     index_fini(&x);
     subject_close(&s);
@@ -590,8 +598,8 @@ static void test_stage_files(void **state)
 
 int main(int argc, char **argv)
 {
-    struct CMUnitTest tests[3 * N_MODELS + 2];
-    char names[3 * N_MODELS + 2][64];
+    struct CMUnitTest tests[5 * N_MODELS]; /* at most five of each */
+    char names[5 * N_MODELS][64];
     struct err e;
     size_t n = 0;
     if (key_library_init(&e) != OK)
