@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+/* Under the mutex: whoever has seen the end there may close the descriptor. */
 static void notify(struct gen *g)
 {
     uint64_t one = 1;
@@ -27,8 +28,8 @@ static void on_token(void *ctx, uint64_t id, const struct batch_result *r)
         g->first_ns = g->last_ns;
     if (g->n < g->cap)
         g->tokens[g->n++] = r->token;
-    pthread_mutex_unlock(&g->mutex);
     notify(g);
+    pthread_mutex_unlock(&g->mutex);
 }
 
 static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
@@ -40,8 +41,8 @@ static void on_end(void *ctx, uint64_t id, enum sched_reason reason, enum err_co
     g->reason = reason;
     if (code != OK)
         err_set(&g->err, code, "%s", text);
-    pthread_mutex_unlock(&g->mutex);
     notify(g);
+    pthread_mutex_unlock(&g->mutex);
 }
 
 static enum err_code collect_eog(const struct tok *t, struct tok_ids *out, struct err *e)
