@@ -38,7 +38,7 @@ struct node_config {
     int listen_fd;           /* -1: none */
     struct link_options link;
     uint32_t max_steps;   /* in flight; 0: the number of ranks, at least 1 */
-    uint32_t max_waiting; /* requests without a slot; 0: 64 */
+    uint32_t max_waiting; /* requests beyond those in the slots; 0: 64 */
     uint32_t n_prefill;   /* most tokens of prompts in a step while others decode; 0: SCHED_DEFAULT_PREFILL */
     uint32_t step_cost;   /* see sched.h: how short the chunks of prompts are; 0: SCHED_STEP_COST */
     uint32_t stall_ms;    /* requests fail when nothing came back for so long; 0: NODE_STALL_MS */

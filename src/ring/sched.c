@@ -146,6 +146,19 @@ static void learn(double *average, double seen)
     *average += *average > 0 ? (seen - *average) / 8 : seen;
 }
 
+static bool is_free(const struct seq *q)
+{
+    return !q->req && !q->in_flight;
+}
+
+static uint32_t n_free_slots(const struct sched *s)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->lim.n_slots; i++)
+        n += is_free(&s->seqs[i]);
+    return n;
+}
+
 enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_request *r, struct err *e)
 {
     if (r->n_tokens == 0 || r->n_predict == 0)
@@ -157,7 +170,7 @@ enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_requ
         if (r->tokens[i] < 0 || (uint32_t)r->tokens[i] >= s->lim.n_vocab)
             return err_set(e, ERR_ARG, "token %d is not in the vocabulary of %u", r->tokens[i], s->lim.n_vocab);
     }
-    if (s->n_waiting >= s->lim.max_waiting) {
+    if (s->n_waiting >= s->lim.max_waiting + n_free_slots(s)) { /* slots are given away when a step is composed */
         s->c.n_refused++;
         return err_set(e, ERR_BUSY, "%u requests are waiting already, no more can; try again in about %u s",
                        s->n_waiting, (retry_ms(s) + 999) / 1000);
@@ -260,7 +273,7 @@ static struct offer choose_slot(struct sched *s, const struct request *r, uint32
         uint32_t n = q->req ? q->n : q->held.n, most = r->r.n_tokens - 1; /* one is left to sample from */
         uint32_t common = held_common(q->held.tokens, r->r.tokens, n < most ? n : most);
         *shared = common > *shared ? common : *shared;
-        if (q->req || q->in_flight)
+        if (!is_free(q))
             continue;
         struct offer o = {q, held_reach(&q->held, common)};
         if (!oldest.seq || q->held.used < oldest.seq->held.used)

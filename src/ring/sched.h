@@ -51,7 +51,7 @@ struct sched_request {
 struct sched_limits {
     uint32_t n_slots, n_ctx, n_vocab, n_batch;
     uint32_t max_steps;   /* in flight; the number of ranks keeps all of them busy */
-    uint32_t max_waiting; /* requests without a slot */
+    uint32_t max_waiting; /* requests beyond those that the slots can take */
     uint32_t n_prefill;   /* most tokens of prompts in a step while sequences decode; 0: SCHED_DEFAULT_PREFILL */
     uint32_t step_cost;   /* of reading the weights, in tokens of a prompt; 0: SCHED_STEP_COST, as on CPUs */
     bool bounded_rewind;  /* slots cannot go back to every position: models with recurrent blocks or sliding windows */

@@ -141,10 +141,7 @@ static void test_back_pressure(void **state)
     assert_int_equal(more->n_ends, 0);
     atomic_store(&r->fake[1].hold, false);
     ask_done(a);
-    enum err_code rc;
-    while ((rc = ask_submit(more, r->node[0], &e)) == ERR_BUSY) /* until the free slot has been given away */
-        usleep(500);
-    assert_int_equal(rc, OK);
+    assert_int_equal(ask_submit(more, r->node[0], &e), OK); /* given away already or not: the slot counts */
     ask_done(b);
     ask_done(c);
     ask_done(more);

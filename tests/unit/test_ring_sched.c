@@ -321,14 +321,13 @@ static void test_too_many_waiting(void **state)
     struct sent st;
     struct err e;
     int32_t prompt[] = {1};
-    must_submit(&r, &c[0], 1, 1, 1);
-    must_submit(&r, &c[1], 2, 1, 1);
-    assert_int_equal(submit(&r, &c[2], 3, prompt, 1, 1, &e), ERR_BUSY);
-    assert_int_equal(c[2].n_ends, 0);
-    assert_true(compose(&r, &st)); /* one has a slot now */
-    must_submit(&r, &c[2], 3, 1, 1);
+    for (uint64_t i = 1; i <= 3; i++) /* one for the slot, two to wait */
+        must_submit(&r, &c[i - 1], i, 1, 1);
     assert_int_equal(submit(&r, &c[3], 4, prompt, 1, 1, &e), ERR_BUSY);
-    assert_true(sched_cancel(r.s, 2)); /* and so has one that waited */
+    assert_int_equal(c[3].n_ends, 0);
+    assert_true(compose(&r, &st)); /* the slot is given away: nothing new for those who wait */
+    assert_int_equal(submit(&r, &c[3], 4, prompt, 1, 1, &e), ERR_BUSY);
+    assert_true(sched_cancel(r.s, 2));
     must_submit(&r, &c[3], 4, 1, 1);
     sched_free(r.s);
 }

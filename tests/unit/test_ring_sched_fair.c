@@ -328,16 +328,47 @@ static void test_refusal_says_how_many_wait(void **state)
 {
     (void)state;
     struct rig r = rig_new(1, 16, 8, 1, 3);
-    struct client c[4];
+    struct client c[5];
+    struct sent st;
     struct err e;
     int32_t prompt[] = {1};
-    for (uint64_t i = 1; i <= 3; i++)
+    must_submit(&r, &c[0], 1, 1, 1);
+    assert_true(compose(&r, &st)); /* it has the slot */
+    for (uint64_t i = 2; i <= 4; i++)
         must_submit(&r, &c[i - 1], i, 1, 1);
-    assert_int_equal(submit(&r, &c[3], 4, prompt, 1, 1, &e), ERR_BUSY);
+    assert_int_equal(submit(&r, &c[4], 5, prompt, 1, 1, &e), ERR_BUSY);
     assert_non_null(strstr(e.msg, "3 requests are waiting"));
     assert_non_null(strstr(e.msg, "about 1 s"));
     assert_int_equal(counts(&r).n_refused, 1);
     sched_free(r.s);
+}
+
+/* Slots are given away when a step is composed: how many requests are let in must not depend on when that is. */
+static void test_free_slots_count_as_room(void **state)
+{
+    (void)state;
+    for (uint32_t given = 0; given <= 3; given++) {
+        struct rig r = rig_new(2, 16, 8, 2, 1);
+        struct client c[5];
+        struct sent st[3];
+        struct err e;
+        uint32_t n_sent = 0;
+        int32_t prompt[] = {1};
+        for (uint64_t i = 1; i <= 3; i++) {
+            must_submit(&r, &c[i - 1], i, 1, 1);
+            if (i <= given && compose(&r, &st[n_sent]))
+                n_sent++;
+        }
+        assert_int_equal(submit(&r, &c[3], 4, prompt, 1, 1, &e), ERR_BUSY);
+        assert_int_equal(counts(&r).n_active + counts(&r).n_waiting, 3);
+        if (n_sent > 0) {
+            assert_true(sched_cancel(r.s, 1)); /* its slot is not free before the step is back */
+            assert_int_equal(submit(&r, &c[3], 5, prompt, 1, 1, &e), ERR_BUSY);
+            give_back(&r, &st[0], 1);
+            must_submit(&r, &c[4], 6, 1, 1);
+        }
+        sched_free(r.s);
+    }
 }
 
 static void test_pace_is_measured(void **state)
@@ -383,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_spread_again_when_sequences_end),
         cmocka_unit_test(test_decoding_sequences_take_turns),
         cmocka_unit_test(test_refusal_says_how_many_wait),
+        cmocka_unit_test(test_free_slots_count_as_room),
         cmocka_unit_test(test_pace_is_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
