@@ -16,7 +16,7 @@ enum err_code io_read_file(const char *path, size_t max, struct buf *out, struct
     if (fd < 0)
         return err_set_os(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, errno, "cannot open %s", path);
     enum err_code rc = OK;
-    size_t total = 0;
+    size_t before = out->len, total = 0;
     for (;;) {
         uint8_t *p = buf_reserve(out, 65536);
         if (!p) {
@@ -40,44 +40,103 @@ enum err_code io_read_file(const char *path, size_t max, struct buf *out, struct
         out->len += (size_t)n;
     }
     close(fd);
+    if (rc != OK)
+        out->len = before;
     return rc;
 }
 
-static enum err_code write_all(int fd, const uint8_t *p, size_t len)
+/* --- writing --- */
+
+bool io_write_full(int fd, const void *data, size_t len)
 {
+    const uint8_t *p = data;
     while (len > 0) {
         ssize_t n = write(fd, p, len);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return ERR_IO;
+        if (n <= 0) {
+            errno = n < 0 ? errno : EIO;
+            return false;
+        }
         p += n;
         len -= (size_t)n;
     }
+    return true;
+}
+
+enum err_code io_sync_folder_of(const char *path, struct err *e)
+{
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        snprintf(dir, sizeof dir, ".");
+    else if (snprintf(dir, sizeof dir, "%.*s", (int)(slash == path ? 1 : slash - path), path) >= (int)sizeof dir)
+        return err_set(e, ERR_ARG, "path too long: %s", path);
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == EACCES) /* one may write into it, but not look: then nobody can sync it */
+        return OK;
+    int os = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (os == 0 || (fd >= 0 && (os == EINVAL || os == EROFS || os == ENOTSUP)))
+        return OK;
+    return err_set_os(e, ERR_IO, os, "cannot sync the folder of %s", path);
+}
+
+enum err_code io_rename(const char *from, const char *to, struct err *e)
+{
+    if (rename(from, to) != 0)
+        return err_set_os(e, ERR_IO, errno, "cannot give %s its name %s", from, to);
+    return io_sync_folder_of(to, e);
+}
+
+enum err_code io_atomic_begin(struct io_atomic *f, const char *path, struct err *e)
+{
+    f->path = path;
+    if (snprintf(f->tmp, sizeof f->tmp, "%s.tmp-XXXXXX", path) >= (int)sizeof f->tmp)
+        return err_set(e, ERR_ARG, "path too long: %s", path);
+    f->fd = mkostemp(f->tmp, O_CLOEXEC);
+    if (f->fd < 0)
+        return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
     return OK;
+}
+
+enum err_code io_atomic_commit(struct io_atomic *f, unsigned mode, struct err *e)
+{
+    int os = fchmod(f->fd, mode) != 0 || fsync(f->fd) != 0 ? errno : 0;
+    if (close(f->fd) != 0 && os == 0)
+        os = errno;
+    f->fd = -1;
+    if (os == 0 && rename(f->tmp, f->path) != 0)
+        os = errno;
+    if (os == 0)
+        return io_sync_folder_of(f->path, e);
+    unlink(f->tmp);
+    return err_set_os(e, ERR_IO, os, "cannot write %s", f->path);
+}
+
+void io_atomic_abort(struct io_atomic *f)
+{
+    close(f->fd);
+    f->fd = -1;
+    unlink(f->tmp);
 }
 
 enum err_code io_write_file(const char *path, const void *data, size_t len, unsigned mode, struct err *e)
 {
-    char tmp[PATH_MAX];
-    if (snprintf(tmp, sizeof tmp, "%s.tmp-XXXXXX", path) >= (int)sizeof tmp)
-        return err_set(e, ERR_ARG, "path too long: %s", path);
-    int fd = mkostemp(tmp, O_CLOEXEC);
-    if (fd < 0)
-        return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
-    if (fchmod(fd, mode) != 0 || write_all(fd, data, len) != OK || fsync(fd) != 0) {
-        int os = errno;
-        close(fd);
-        unlink(tmp);
-        return err_set_os(e, ERR_IO, os, "cannot write %s", path);
+    struct io_atomic f;
+    enum err_code rc = io_atomic_begin(&f, path, e);
+    if (rc != OK)
+        return rc;
+    if (!io_write_full(f.fd, data, len)) {
+        rc = err_set_os(e, ERR_IO, errno, "cannot write %s", path);
+        io_atomic_abort(&f);
+        return rc;
     }
-    if (close(fd) != 0 || rename(tmp, path) != 0) {
-        int os = errno;
-        unlink(tmp);
-        return err_set_os(e, ERR_IO, os, "cannot write %s", path);
-    }
-    return OK;
+    return io_atomic_commit(&f, mode, e);
 }
+
+/* --- reading in place --- */
 
 enum err_code io_pread_full(int fd, void *data, size_t len, uint64_t offset, struct err *e)
 {
@@ -97,12 +156,15 @@ enum err_code io_pread_full(int fd, void *data, size_t len, uint64_t offset, str
     return OK;
 }
 
+/* --- folders --- */
+
 enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e)
 {
     char tmp[PATH_MAX];
+    struct stat st;
     if (snprintf(tmp, sizeof tmp, "%s", path) >= (int)sizeof tmp)
         return err_set(e, ERR_ARG, "path too long: %s", path);
-    for (char *p = tmp + 1;; p++) {
+    for (char *p = tmp[0] ? tmp + 1 : tmp;; p++) {
         if (*p != '/' && *p != 0)
             continue;
         char c = *p;
@@ -111,26 +173,46 @@ enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e)
             return err_set_os(e, ERR_IO, errno, "cannot create the folder %s", tmp);
         *p = c;
         if (c == 0)
-            return OK;
+            break;
     }
+    if (stat(tmp, &st) != 0 || !S_ISDIR(st.st_mode))
+        return err_set_os(e, ERR_IO, ENOTDIR, "cannot create the folder %s", tmp);
+    return OK;
+}
+
+/* Where everybody may create a folder of this name, somebody else may have been first. */
+static enum err_code own_folder(const char *path, struct err *e)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0)
+        return err_set_os(e, ERR_IO, errno, "cannot look at the cache folder %s", path);
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)))
+        return err_set(e, ERR_AUTH, "others can write into the cache folder %s: remove it, or set KVASIR_HOME", path);
+    return OK;
 }
 
 enum err_code io_cache_dir(char out[PATH_MAX], struct err *e)
 {
     const char *own = getenv("KVASIR_HOME"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool shared = false;
     int n;
-    if (own && own[0])
+    if (own && own[0]) {
         n = snprintf(out, PATH_MAX, "%s", own);
-    else if (xdg && xdg[0] == '/')
+    } else if (xdg && xdg[0] == '/') {
         n = snprintf(out, PATH_MAX, "%s/kvasir", xdg);
-    else if (home && home[0] == '/')
+    } else if (home && home[0] == '/') {
         n = snprintf(out, PATH_MAX, "%s/.cache/kvasir", home);
-    else
-        n = snprintf(out, PATH_MAX, "/var/tmp/kvasir-%u", (unsigned)getuid());
+    } else {
+        n = snprintf(out, PATH_MAX, "/var/tmp/kvasir-%u", (unsigned)geteuid());
+        shared = true;
+    }
     if (n >= PATH_MAX)
         return err_set(e, ERR_ARG, "the path of the cache folder is too long");
-    return io_mkdirs(out, 0700, e);
+    enum err_code rc = io_mkdirs(out, 0700, e);
+    return rc == OK && shared ? own_folder(out, e) : rc;
 }
+
+/* --- mappings --- */
 
 enum err_code io_map_range(int fd, uint64_t offset, size_t len, struct io_map *out, struct err *e)
 {
@@ -165,6 +247,8 @@ void io_map_fetch(const struct io_map *m, const void *p, size_t len)
     (void)m, (void)p, (void)len;
 #endif
 }
+
+/* --- memory --- */
 
 /* The number of kB behind a word in a file of /proc, in bytes; 0 when it is not there. */
 static uint64_t proc_kb(const char *path, const char *word)

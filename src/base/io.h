@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files: whole reads, atomic writes, mapped ranges, folders. Blocking; thread-safe (no global state).
+ * Files: whole reads, atomic replacement, mapped ranges, folders. Blocking; thread-safe (no global state).
  */
 #ifndef KVASIR_BASE_IO_H
 #define KVASIR_BASE_IO_H
@@ -9,21 +9,43 @@
 
 #include <limits.h>
 
-/* Appends the file's bytes to out. ERR_NOT_FOUND, ERR_IO, ERR_LIMIT (larger than max), ERR_NOMEM. */
+/* Appends the file's bytes to out, nothing on failure. ERR_NOT_FOUND, ERR_IO, ERR_LIMIT (larger than max), ERR_NOMEM.
+ */
 enum err_code io_read_file(const char *path, size_t max, struct buf *out, struct err *e) KV_MUST_USE;
 
-/* Writes to a temporary name beside path, fsyncs, renames: readers see the old or the new content, never a part.
- * mode: permission bits, for example 0600. */
+/* Writes all of data. false: not all of it, errno says why. */
+bool io_write_full(int fd, const void *data, size_t len) KV_MUST_USE;
+
+/* A file that replaces the one at path as a whole: it grows under a temporary name beside it, and readers see the old
+ * content or the new, never a part. Each begin is followed by one commit or one abort. */
+struct io_atomic {
+    int fd;           /* to write to */
+    const char *path; /* borrowed until then */
+    char tmp[PATH_MAX];
+};
+/* ERR_ARG (path too long), ERR_IO. */
+enum err_code io_atomic_begin(struct io_atomic *f, const char *path, struct err *e) KV_MUST_USE;
+/* Puts it in its place, on the disk, with these permission bits (for example 0600). ERR_IO; then nothing is left of it,
+ * and the old content stays, unless all that failed was syncing the folder. */
+enum err_code io_atomic_commit(struct io_atomic *f, unsigned mode, struct err *e) KV_MUST_USE;
+void io_atomic_abort(struct io_atomic *f);
+
+/* The whole of it for data at hand. */
 enum err_code io_write_file(const char *path, const void *data, size_t len, unsigned mode, struct err *e) KV_MUST_USE;
+
+/* rename(2) within a folder, lasting: the folder is synced. ERR_IO. */
+enum err_code io_rename(const char *from, const char *to, struct err *e) KV_MUST_USE;
+/* Makes it last that there is a file of this name. File systems that cannot sync a folder are believed. ERR_IO. */
+enum err_code io_sync_folder_of(const char *path, struct err *e) KV_MUST_USE;
 
 /* Reads exactly len bytes at offset. ERR_FORMAT when the file ends before. */
 enum err_code io_pread_full(int fd, void *data, size_t len, uint64_t offset, struct err *e) KV_MUST_USE;
 
-/* mkdir -p. */
+/* mkdir -p. ERR_IO, also where something else than a folder is in the way. */
 enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e) KV_MUST_USE;
 
-/* Kvasir's cache folder ($KVASIR_HOME, $XDG_CACHE_HOME/kvasir, $HOME/.cache/kvasir), created; works without HOME
- * (then /var/tmp/kvasir-UID). */
+/* Kvasir's cache folder ($KVASIR_HOME, $XDG_CACHE_HOME/kvasir, $HOME/.cache/kvasir), created; works without HOME: then
+ * /var/tmp/kvasir-UID, ERR_AUTH where that is not ours alone. */
 enum err_code io_cache_dir(char out[PATH_MAX], struct err *e) KV_MUST_USE;
 
 /* A read-only private mapping of [offset, offset + len) of a file; data points at `offset` itself. */

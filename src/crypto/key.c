@@ -5,6 +5,8 @@
  */
 #include "crypto/key.h"
 
+#include "base/io.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -93,21 +95,6 @@ enum err_code key_parse(const char *text, struct key_public *out, struct err *e)
     return OK;
 }
 
-static enum err_code write_all(int fd, const char *path, const char *data, size_t len, struct err *e)
-{
-    for (size_t done = 0; done < len;) {
-        ssize_t n = write(fd, data + done, len - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return err_set_os(e, ERR_IO, n < 0 ? errno : EIO, "cannot write the key file %s", path);
-        done += (size_t)n;
-    }
-    if (fsync(fd) != 0)
-        return err_set_os(e, ERR_IO, errno, "cannot write the key file %s", path);
-    return OK;
-}
-
 enum err_code key_save(const char *path, const struct key_secret *k, struct err *e)
 {
     char line[FILE_BYTES + 1];
@@ -121,11 +108,13 @@ enum err_code key_save(const char *path, const struct key_secret *k, struct err 
     memcpy(line, file_tag, sizeof file_tag - 1);
     key_base64(seed, sizeof seed, line + sizeof file_tag - 1);
     line[FILE_BYTES - 1] = '\n';
-    enum err_code rc = write_all(fd, path, line, FILE_BYTES, e);
+    int os = io_write_full(fd, line, FILE_BYTES) && fsync(fd) == 0 ? 0 : errno;
     sodium_memzero(seed, sizeof seed);
     sodium_memzero(line, sizeof line);
-    if (close(fd) != 0 && rc == OK)
-        rc = err_set_os(e, ERR_IO, errno, "cannot write the key file %s", path);
+    if (close(fd) != 0 && os == 0)
+        os = errno;
+    enum err_code rc =
+        os == 0 ? io_sync_folder_of(path, e) : err_set_os(e, ERR_IO, os, "cannot write the key file %s", path);
     if (rc != OK)
         unlink(path);
     return rc;

@@ -10,12 +10,10 @@
 #include "model/ident.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define PIECE_BYTES   (2u << 20)
 #define DEFAULT_ALIGN 32u
@@ -392,8 +390,7 @@ bool slice_place(const struct slice *s, uint64_t offset, uint32_t *file, uint64_
 struct writer {
     const struct gguf *g;
     const struct slice *s;
-    const char *path;
-    int fd;
+    struct io_atomic out;
     uint64_t done;
     uint8_t *piece; /* [PIECE_BYTES] */
     index_progress *progress;
@@ -402,20 +399,12 @@ struct writer {
 
 static enum err_code put(struct writer *w, const void *data, size_t len, struct err *e)
 {
-    const uint8_t *p = data;
-    while (len > 0) {
-        ssize_t n = write(w->fd, p, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_set_os(e, ERR_IO, errno, "cannot write %s after %llu of %llu bytes", w->path,
-                              (unsigned long long)w->done, (unsigned long long)w->s->size);
-        p += n;
-        len -= (size_t)n;
-        w->done += (uint64_t)n;
-    }
+    if (!io_write_full(w->out.fd, data, len))
+        return err_set_os(e, ERR_IO, errno, "cannot write %s after %llu of %llu bytes", w->out.path,
+                          (unsigned long long)w->done, (unsigned long long)w->s->size);
+    w->done += len;
     if (w->progress && !w->progress(w->ctx, w->done, w->s->size))
-        return err_set(e, ERR_CANCELLED, "writing %s was stopped after %llu of %llu bytes", w->path,
+        return err_set(e, ERR_CANCELLED, "writing %s was stopped after %llu of %llu bytes", w->out.path,
                        (unsigned long long)w->done, (unsigned long long)w->s->size);
     return OK;
 }
@@ -478,32 +467,23 @@ static enum err_code path_check(const struct gguf *g, const char *path, struct e
 enum err_code slice_write(const struct gguf *g, const struct slice *s, const char *path, index_progress *progress,
                           void *ctx, struct err *e)
 {
-    char tmp[PATH_MAX];
-    struct writer w = {.g = g, .s = s, .path = path, .progress = progress, .ctx = ctx};
+    struct writer w = {.g = g, .s = s, .progress = progress, .ctx = ctx};
     if (gguf_fd(g, 0) < 0)
         return err_set(e, ERR_ARG, "%s: a stage file is made of files", gguf_path(g));
     enum err_code rc = path_check(g, path, e);
     if (rc != OK)
         return rc;
-    if (snprintf(tmp, sizeof tmp, "%s.tmp-XXXXXX", path) >= (int)sizeof tmp)
-        return err_set(e, ERR_ARG, "path too long: %s", path);
     w.piece = malloc(PIECE_BYTES);
     if (!w.piece)
         return err_set(e, ERR_NOMEM, "out of memory for %u bytes", PIECE_BYTES);
-    w.fd = mkostemp(tmp, O_CLOEXEC);
-    if (w.fd < 0) {
-        free(w.piece);
-        return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
+    rc = io_atomic_begin(&w.out, path, e);
+    if (rc == OK) {
+        rc = put_all(&w, e);
+        if (rc == OK)
+            rc = io_atomic_commit(&w.out, 0644, e);
+        else
+            io_atomic_abort(&w.out);
     }
-    rc = put_all(&w, e);
-    if (rc == OK && (fchmod(w.fd, 0644) != 0 || fsync(w.fd) != 0))
-        rc = err_set_os(e, ERR_IO, errno, "cannot write %s", path);
-    if (close(w.fd) != 0 && rc == OK)
-        rc = err_set_os(e, ERR_IO, errno, "cannot write %s", path);
-    if (rc == OK && rename(tmp, path) != 0)
-        rc = err_set_os(e, ERR_IO, errno, "cannot write %s", path);
-    if (rc != OK)
-        unlink(tmp);
     free(w.piece);
     return rc;
 }

@@ -159,32 +159,14 @@ enum err_code pull_journal_put(struct pull_journal *j, size_t i, uint64_t landed
     return pull_pwrite(j->fd, v, sizeof v, HEAD_BYTES + 8 * (uint64_t)i, j->path, e);
 }
 
-static enum err_code sync_folder(const char *path, struct err *e)
-{
-    char dir[PATH_MAX];
-    snprintf(dir, sizeof dir, "%s", path);
-    char *slash = strrchr(dir, '/');
-    if (slash)
-        slash[slash == dir] = 0;
-    const int fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL && errno != EROFS)) {
-        const int os = errno;
-        if (fd >= 0)
-            close(fd);
-        return err_set_os(e, ERR_IO, os, "cannot write the folder of %s", path);
-    }
-    close(fd);
-    return OK;
-}
-
 enum err_code pull_journal_finish(struct pull_journal *j, const char *out, struct err *e)
 {
     if (fsync(j->part_fd) != 0)
         return err_set_os(e, ERR_IO, errno, "cannot write %s", j->part);
-    if (rename(j->part, out) != 0)
-        return err_set_os(e, ERR_IO, errno, "cannot give %s its name %s", j->part, out);
-    unlink(j->path); /* were it left behind it would not fit: its part is gone */
-    return sync_folder(out, e);
+    enum err_code rc = io_rename(j->part, out, e);
+    if (rc == OK)
+        unlink(j->path); /* were it left behind it would not fit: its part is gone */
+    return rc;
 }
 
 void pull_journal_close(struct pull_journal *j)

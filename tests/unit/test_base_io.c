@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Files: whole reads and their limit, atomic writes, mappings at odd offsets, folders.
+ * Files: whole reads and their limit, atomic replacement, mappings at odd offsets, folders.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -98,11 +98,13 @@ static void a_file_over_the_limit_is_refused(void **state)
     char path[PATH_MAX];
     struct buf b = {0};
     struct err e;
+    buf_puts(&b, "head:");
     must_write(in_dir("file", path), "0123456789", 10);
     assert_int_equal(io_read_file(path, 9, &b, &e), ERR_LIMIT);
     assert_non_null(strstr(e.msg, path));
     assert_non_null(strstr(e.msg, "9 bytes"));
-    assert_int_equal(io_read_file("/dev/zero", 1000, &b, &e), ERR_LIMIT); /* endless */
+    assert_int_equal(io_read_file("/dev/zero", 1000000, &b, &e), ERR_LIMIT); /* endless */
+    assert_string_equal(buf_str(&b), "head:");                               /* and nothing of either */
     buf_free(&b);
     unlink(path);
 }
@@ -159,6 +161,132 @@ static void a_failed_write_leaves_the_old(void **state)
     assert_int_equal(count_files(), 1); /* no temporary file stays */
     unlink(below);
     rmdir(path);
+}
+
+/* What a reader finds at path. */
+static void must_hold(const char *path, const char *text)
+{
+    struct buf b = {0};
+    struct err e;
+    if (io_read_file(path, 100, &b, &e) != OK)
+        fail_msg("%s", e.msg);
+    assert_string_equal(buf_str(&b), text);
+    buf_free(&b);
+}
+
+static void a_new_content_shows_when_it_is_whole(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct io_atomic f;
+    struct err e;
+    struct stat st;
+    must_write(in_dir("file", path), "old", 3);
+    assert_int_equal(io_atomic_begin(&f, path, &e), OK);
+    assert_true(io_write_full(f.fd, "new, ", 5));
+    must_hold(path, "old");
+    assert_true(io_write_full(f.fd, "in two parts", 12));
+    must_hold(path, "old");
+    assert_int_equal(io_atomic_commit(&f, 0604, &e), OK);
+    must_hold(path, "new, in two parts");
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0604);
+    assert_int_equal(count_files(), 1);
+    unlink(path);
+}
+
+static void what_is_given_up_leaves_the_old(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct io_atomic f;
+    struct err e;
+    must_write(in_dir("file", path), "old", 3);
+    assert_int_equal(io_atomic_begin(&f, path, &e), OK);
+    assert_true(io_write_full(f.fd, "new", 3));
+    assert_int_equal(count_files(), 2);
+    io_atomic_abort(&f);
+    must_hold(path, "old");
+    assert_int_equal(count_files(), 1);
+    unlink(path);
+}
+
+static void a_commit_that_fails_leaves_nothing(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct io_atomic f;
+    struct err e;
+    assert_int_equal(io_atomic_begin(&f, in_dir("file", path), &e), OK);
+    assert_true(io_write_full(f.fd, "new", 3));
+    assert_int_equal(mkdir(path, 0700), 0); /* meanwhile somebody made a folder of that name */
+    assert_int_equal(io_atomic_commit(&f, 0600, &e), ERR_IO);
+    assert_int_equal(e.os, EISDIR);
+    assert_non_null(strstr(e.msg, path));
+    assert_int_equal(count_files(), 1);
+    assert_int_equal(rmdir(path), 0);
+}
+
+static void names_that_are_too_long_are_refused(void **state)
+{
+    (void)state;
+    static char name[PATH_MAX];
+    struct io_atomic f;
+    struct err e;
+    memset(name, 'x', sizeof name - 1);
+    assert_int_equal(io_atomic_begin(&f, name, &e), ERR_ARG);
+    assert_int_equal(io_write_file(name, "x", 1, 0600, &e), ERR_ARG);
+    assert_int_equal(io_mkdirs(name, 0700, &e), ERR_IO); /* fits a path, but no file system */
+    assert_int_equal(count_files(), 0);
+}
+
+static void a_full_disk_is_said(void **state)
+{
+    (void)state;
+    static const char data[100000];
+    int fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        skip();
+    errno = 0;
+    assert_false(io_write_full(fd, data, sizeof data));
+    assert_int_equal(errno, ENOSPC);
+    assert_true(io_write_full(fd, data, 0));
+    close(fd);
+}
+
+static void renaming_replaces_and_says_what_is_missing(void **state)
+{
+    (void)state;
+    char from[PATH_MAX], to[PATH_MAX];
+    struct err e;
+    must_write(in_dir("from", from), "new", 3);
+    must_write(in_dir("to", to), "old", 3);
+    assert_int_equal(io_rename(from, to, &e), OK);
+    must_hold(to, "new");
+    assert_int_equal(count_files(), 1);
+    assert_int_equal(io_rename(from, to, &e), ERR_IO);
+    assert_int_equal(e.os, ENOENT);
+    assert_non_null(strstr(e.msg, from));
+    assert_non_null(strstr(e.msg, to));
+    must_hold(to, "new");
+    unlink(to);
+}
+
+static void any_folder_can_be_synced_but_one_that_is_not_there(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct err e;
+    assert_int_equal(io_sync_folder_of(in_dir("whatever", path), &e), OK);
+    assert_int_equal(io_sync_folder_of("a-name-in-this-folder", &e), OK);
+    assert_int_equal(io_sync_folder_of("/proc/version", &e), OK); /* a file system that cannot sync */
+    assert_int_equal(io_sync_folder_of("/a-name-in-the-root", &e), OK);
+    assert_int_equal(io_sync_folder_of(in_dir("nowhere/x", path), &e), ERR_IO);
+    assert_int_equal(e.os, ENOENT);
+    assert_non_null(strstr(e.msg, path));
+    assert_int_equal(mkdir(in_dir("hidden", path), 0300), 0); /* to write into, not to look at */
+    assert_int_equal(io_sync_folder_of(in_dir("hidden/x", path), &e), OK);
+    rmdir(in_dir("hidden", path));
 }
 
 static void reading_at_an_offset_is_exact(void **state)
@@ -240,6 +368,11 @@ static void folders_are_made_with_their_parents(void **state)
     rmdir(in_dir("a", path));
     must_write(in_dir("file", file), "x", 1);
     assert_int_equal(io_mkdirs(in_dir("file/below", path), 0700, &e), ERR_IO); /* a file is in the way */
+    assert_int_equal(io_mkdirs(file, 0700, &e), ERR_IO);
+    assert_int_equal(e.os, ENOTDIR);
+    assert_non_null(strstr(e.msg, file));
+    assert_int_equal(io_mkdirs("", 0700, &e), ERR_IO);
+    assert_int_equal(io_mkdirs("/", 0700, &e), OK);
     unlink(file);
 }
 
@@ -269,6 +402,12 @@ static void the_cache_folder_follows_the_environment(void **state)
     unsetenv("HOME");
     assert_int_equal(io_cache_dir(got, &e), OK);
     assert_non_null(strstr(got, "/var/tmp/kvasir-"));
+    assert_int_equal(chmod(got, 0777), 0); /* what lies there is believed: it must be the user's own */
+    enum err_code open_to_all = io_cache_dir(want, &e);
+    assert_int_equal(chmod(got, 0700), 0);
+    assert_int_equal(open_to_all, ERR_AUTH);
+    assert_non_null(strstr(e.msg, got));
+    assert_int_equal(io_cache_dir(got, &e), OK);
 }
 
 static void resident_memory_grows_with_use(void **state)
@@ -293,6 +432,13 @@ int main(void)
         cmocka_unit_test(what_is_not_there_is_said),
         cmocka_unit_test(a_write_replaces_the_whole_and_leaves_nothing_else),
         cmocka_unit_test(a_failed_write_leaves_the_old),
+        cmocka_unit_test(a_new_content_shows_when_it_is_whole),
+        cmocka_unit_test(what_is_given_up_leaves_the_old),
+        cmocka_unit_test(a_commit_that_fails_leaves_nothing),
+        cmocka_unit_test(names_that_are_too_long_are_refused),
+        cmocka_unit_test(a_full_disk_is_said),
+        cmocka_unit_test(renaming_replaces_and_says_what_is_missing),
+        cmocka_unit_test(any_folder_can_be_synced_but_one_that_is_not_there),
         cmocka_unit_test(reading_at_an_offset_is_exact),
         cmocka_unit_test(mappings_begin_anywhere),
         cmocka_unit_test(impossible_mappings_are_refused),
