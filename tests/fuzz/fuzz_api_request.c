@@ -5,24 +5,12 @@
  */
 #include "api/request.h"
 #include "base/text.h"
+#include "lib/fuzz.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define N_VOCAB 300u
 #define N_CTX   128u
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
 
 static void check_sampling(const struct batch_sampling *s)
 {

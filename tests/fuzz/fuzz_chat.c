@@ -6,23 +6,12 @@
  */
 #include "base/log.h"
 #include "lib/chat_vocab.h"
+#include "lib/fuzz.h"
 #include "tok/chat.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_MESSAGES 64
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
 
 /* special_type: 3 or 4. Kept: the leak checker sees the pointer. */
 static struct tok *built_in(int32_t special_type)

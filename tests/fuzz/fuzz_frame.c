@@ -3,6 +3,7 @@
  * Frames as a link would receive them: headers and payloads one after the other. What is accepted must be encoded to
  * the same bytes again and obey the limits.
  */
+#include "lib/fuzz.h"
 #include "ring/frame.h"
 
 #include <math.h>
@@ -13,21 +14,13 @@
 #define CAP_TOK     8u
 #define N_EMBD      2u
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 static const struct frame_limits limits = {.n_slots = 16, .n_ctx = 64, .n_vocab = 300, .n_ranks = 4};
-
-static void must(bool ok)
-{
-    if (!ok)
-        abort();
-}
 
 /* The frame of `len` payload bytes at p was accepted and encoded again into out. */
 static void must_equal(const struct buf *out, const uint8_t *p, size_t len)
 {
-    must(out->len == FRAME_HEADER_BYTES + len);
-    must(memcmp(out->data + FRAME_HEADER_BYTES, p, len) == 0);
+    MUST(out->len == FRAME_HEADER_BYTES + len);
+    MUST(memcmp(out->data + FRAME_HEADER_BYTES, p, len) == 0);
 }
 
 static void step(const uint8_t *p, size_t len, bool want_rows, struct buf *out)
@@ -46,12 +39,12 @@ static void step(const uint8_t *p, size_t len, bool want_rows, struct buf *out)
                       .results = results};
     if (frame_step_get(p, len, &limits, want_rows, &b, &e) != OK)
         return;
-    must(b.n_entries >= 1 && b.n_entries <= CAP_ENTRIES && b.n_tok >= b.n_entries && b.n_tok <= CAP_TOK);
+    MUST(b.n_entries >= 1 && b.n_entries <= CAP_ENTRIES && b.n_tok >= b.n_entries && b.n_tok <= CAP_TOK);
     for (uint32_t i = 0; i < b.n_entries; i++)
-        must(entries[i].slot < limits.n_slots && entries[i].pos + entries[i].n_tok <= limits.n_ctx);
+        MUST(entries[i].slot < limits.n_slots && entries[i].pos + entries[i].n_tok <= limits.n_ctx);
     for (uint32_t i = 0; i < b.n_tok; i++)
-        must(tokens[i] >= 0 && (uint32_t)tokens[i] < limits.n_vocab);
-    must(frame_step_put(out, 0, &b, want_rows, &e) == OK);
+        MUST(tokens[i] >= 0 && (uint32_t)tokens[i] < limits.n_vocab);
+    MUST(frame_step_put(out, 0, &b, want_rows, &e) == OK);
     must_equal(out, p, len);
 }
 
@@ -62,10 +55,10 @@ static void result(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_result_get(p, len, &limits, &b, &e) != OK)
         return;
-    must(b.n_results <= CAP_ENTRIES);
+    MUST(b.n_results <= CAP_ENTRIES);
     for (uint32_t i = 0; i < b.n_results; i++)
-        must(results[i].n_top <= BATCH_MAX_TOP && results[i].slot < limits.n_slots);
-    must(frame_result_put(out, 0, &b, &e) == OK);
+        MUST(results[i].n_top <= BATCH_MAX_TOP && results[i].slot < limits.n_slots);
+    MUST(frame_result_put(out, 0, &b, &e) == OK);
     must_equal(out, p, len);
 }
 
@@ -76,8 +69,8 @@ static void request(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_request_get(p, len, &limits, &slot, &s, &e) != OK)
         return;
-    must(slot < limits.n_slots && s.n_top <= BATCH_MAX_TOP && s.n_bias <= BATCH_MAX_BIAS);
-    must(frame_request_put(out, 0, slot, &s, &e) == OK);
+    MUST(slot < limits.n_slots && s.n_top <= BATCH_MAX_TOP && s.n_bias <= BATCH_MAX_BIAS);
+    MUST(frame_request_put(out, 0, slot, &s, &e) == OK);
     must_equal(out, p, len);
 }
 
@@ -87,8 +80,8 @@ static void probe(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_probe_get(p, len, &limits, &q, &e) != OK)
         return;
-    must(q.n_rows == limits.n_ranks);
-    must(frame_probe_put(out, &q, &e) == OK);
+    MUST(q.n_rows == limits.n_ranks);
+    MUST(frame_probe_put(out, &q, &e) == OK);
     must_equal(out, p, len);
 }
 
@@ -99,8 +92,8 @@ static void submit(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_submit_get(p, len, &limits, &r, &ids, &e) != OK)
         return;
-    must(frame_submit_check(&limits, &r, &e) == OK);
-    must(frame_submit_put(out, 0, &r, &e) == OK);
+    MUST(frame_submit_check(&limits, &r, &e) == OK);
+    MUST(frame_submit_put(out, 0, &r, &e) == OK);
     must_equal(out, p, len);
     free(ids);
 }
@@ -114,13 +107,13 @@ static void see(void *ctx, const struct frame_event *ev, const uint8_t *bytes, s
 {
     struct seen *s = ctx;
     uint32_t rank = frame_entry_rank(ev->request_id);
-    must(rank > 0 && rank < limits.n_ranks);
+    MUST(rank > 0 && rank < limits.n_ranks);
     if (ev->is_end) {
-        must(err_known(ev->code) && strlen(ev->text) <= FRAME_MAX_EVENT_TEXT);
-        must((ev->reason == SCHED_FAILED) == (ev->code != OK));
+        MUST(err_known(ev->code) && strlen(ev->text) <= FRAME_MAX_EVENT_TEXT);
+        MUST((ev->reason == SCHED_FAILED) == (ev->code != OK));
         s->dirty |= memchr(ev->text, '?', sizeof ev->text) != NULL || ev->code == ERR_PROTOCOL;
     } else {
-        must(ev->token.n_top <= BATCH_MAX_TOP && ev->token.token >= 0 && isfinite(ev->token.logprob));
+        MUST(ev->token.n_top <= BATCH_MAX_TOP && ev->token.token >= 0 && isfinite(ev->token.logprob));
     }
     frame_events_add_raw(&s->raw, bytes, len);
     frame_events_add(&s->written, ev);
@@ -137,7 +130,7 @@ static void events(const uint8_t *p, size_t len)
         if (!s.dirty)
             must_equal(&s.written.out, p, len);
     } else {
-        must(s.raw.n == 0);
+        MUST(s.raw.n == 0);
     }
     buf_free(&s.raw.out);
     buf_free(&s.written.out);
@@ -150,10 +143,10 @@ static void failure(const uint8_t *p, size_t len, struct buf *out)
     struct err e;
     if (frame_fail_get(p, len, &f, &e) != OK)
         return;
-    must(err_known(f.code) && strlen(f.text) < sizeof f.text);
-    must(frame_fail_put(out, FRAME_BYE, 0, &f, &e) == OK);
-    must(frame_fail_get(out->data + FRAME_HEADER_BYTES, out->len - FRAME_HEADER_BYTES, &again, &e) == OK);
-    must(again.code == f.code && again.rank == f.rank && strcmp(again.text, f.text) == 0);
+    MUST(err_known(f.code) && strlen(f.text) < sizeof f.text);
+    MUST(frame_fail_put(out, FRAME_BYE, 0, &f, &e) == OK);
+    MUST(frame_fail_get(out->data + FRAME_HEADER_BYTES, out->len - FRAME_HEADER_BYTES, &again, &e) == OK);
+    MUST(again.code == f.code && again.rank == f.rank && strcmp(again.text, f.text) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -165,9 +158,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         uint8_t again[FRAME_HEADER_BYTES];
         if (frame_header_get(data, &h, &e) != OK)
             break;
-        must(h.length <= FRAME_MAX_PAYLOAD && h.type > 0 && h.type < FRAME_TYPE_COUNT);
+        MUST(h.length <= FRAME_MAX_PAYLOAD && h.type > 0 && h.type < FRAME_TYPE_COUNT);
         frame_header_put(again, &h);
-        must(memcmp(again, data, FRAME_HEADER_BYTES) == 0);
+        MUST(memcmp(again, data, FRAME_HEADER_BYTES) == 0);
         data += FRAME_HEADER_BYTES;
         size -= FRAME_HEADER_BYTES;
         size_t len = h.length < size ? h.length : size;

@@ -5,33 +5,12 @@
  */
 #include "base/buf.h"
 #include "base/text.h"
+#include "lib/fuzz.h"
 #include "model/gguf.h"
 #include "model/hparams.h"
 #include "tok/tok.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
-
-/* An error says so; success says nothing. */
-static bool good(enum err_code rc, const struct err *e)
-{
-    if (rc == OK)
-        return true;
-    must(rc < 0 && err_known(rc) && e->code == rc, "the code is one of ours");
-    must(e->msg[0] && memchr(e->msg, 0, sizeof e->msg) && !strchr(e->msg, '\n'), "the message is one line");
-    return false;
-}
 
 static void each_getter(const struct gguf *g, const char *key)
 {

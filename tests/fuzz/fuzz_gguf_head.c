@@ -5,31 +5,9 @@
  * headers must open too.
  */
 #include "base/buf.h"
+#include "lib/fuzz.h"
 #include "model/hparams.h"
 #include "model/slice.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
-
-static bool good(enum err_code rc, const struct err *e)
-{
-    if (rc == OK)
-        return true;
-    must(rc < 0 && err_known(rc) && e->code == rc, "the code is one of ours");
-    must(e->msg[0] && memchr(e->msg, 0, sizeof e->msg) && !strchr(e->msg, '\n'), "the message is one line");
-    return false;
-}
 
 /* Asks until the header is there; false when it is refused or what is asked for is not there. */
 static bool fetch(const uint8_t *data, size_t size, uint64_t claimed, size_t *len)

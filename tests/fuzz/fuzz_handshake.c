@@ -4,12 +4,10 @@
  * four stages; 4 two hellos to compare; 5 changes that somebody between two honest ends makes to their messages, after
  * which the dialer must not believe; 6 the content of a session's records; 7 a session's raw stream.
  */
+#include "lib/fuzz.h"
 #include "ring/handshake.h"
 
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct manifest_rank ranks[2];
 static struct manifest manifest = {.epoch = 1,
@@ -23,17 +21,11 @@ static struct manifest manifest = {.epoch = 1,
                                    .ranks = ranks};
 static struct key_secret keys[2];
 
-static void must(bool ok)
-{
-    if (!ok)
-        abort();
-}
-
 static void prepare(void)
 {
     if (manifest.ring_id[0])
         return;
-    must(key_library_init(NULL) == OK);
+    MUST(key_library_init(NULL) == OK);
     memset(manifest.ring_id, 0x12, sizeof manifest.ring_id);
     for (uint32_t i = 0; i < 2; i++) {
         key_generate(&keys[i]);
@@ -54,7 +46,7 @@ static void open_ends(struct handshake *dialer, struct handshake *listener)
 {
     struct handshake_hello mine;
     struct key_public peer;
-    must(handshake_hello_of(&manifest, 0, 0, &mine, &peer, NULL) == OK);
+    MUST(handshake_hello_of(&manifest, 0, 0, &mine, &peer, NULL) == OK);
     handshake_dial(dialer, &keys[0], &mine, &peer);
     handshake_listen(listener, &keys[1], serve_edge, NULL);
 }
@@ -67,9 +59,9 @@ static void give(struct handshake *h, const uint8_t *data, size_t len)
         handshake_input(h, data, n);
         data += n;
         len -= n;
-        must(h->out_len <= sizeof h->out);
-        must((h->state == HANDSHAKE_WAIT) == (handshake_want(h) > 0));
-        must(h->state != HANDSHAKE_FAILED || (h->err.code != OK && strlen(h->err.msg) > 0));
+        MUST(h->out_len <= sizeof h->out);
+        MUST((h->state == HANDSHAKE_WAIT) == (handshake_want(h) > 0));
+        MUST(h->state != HANDSHAKE_FAILED || (h->err.code != OK && strlen(h->err.msg) > 0));
     }
 }
 
@@ -95,7 +87,7 @@ static void raw(unsigned stage, const uint8_t *data, size_t size)
     struct handshake *h = stage % 2 ? &dialer : &listener;
     give(h, data, size);
     /* No bytes of an input are a proof by a key that it does not have; only the plain first message can be right. */
-    must(h->state != HANDSHAKE_DONE);
+    MUST(h->state != HANDSHAKE_DONE);
     handshake_wipe(&dialer);
     handshake_wipe(&listener);
 }
@@ -110,12 +102,12 @@ static void hellos(const uint8_t *data, size_t size)
     handshake_hello_get(data, &a);
     handshake_hello_get(data + HANDSHAKE_HELLO_BYTES, &b);
     handshake_hello_put(&a, again);
-    must(memcmp(again, data, sizeof again) == 0);
+    MUST(memcmp(again, data, sizeof again) == 0);
     e.code = OK;
     enum err_code rc = handshake_check(&a, &b, &e);
-    must(rc == e.code);
+    MUST(rc == e.code);
     if (rc == OK)
-        must(a.epoch == b.epoch && a.n_ctx == b.n_ctx && a.rank == b.peer_rank && b.end <= b.n_blocks);
+        MUST(a.epoch == b.epoch && a.n_ctx == b.n_ctx && a.rank == b.peer_rank && b.end <= b.n_blocks);
 }
 
 /* Each change: which message, where, and what to flip there. */
@@ -139,7 +131,7 @@ static void between(const uint8_t *data, size_t size)
     }
     /* Two changes may cancel each other; then nothing was changed. The input says so by having one only. */
     if (size < 8)
-        must((dialer.state == HANDSHAKE_DONE) == !changed);
+        MUST((dialer.state == HANDSHAKE_DONE) == !changed);
     handshake_wipe(&dialer);
     handshake_wipe(&listener);
 }
@@ -165,7 +157,7 @@ static void feed(struct session_reader *r, const uint8_t *data, size_t len)
     while (len > 0) {
         size_t room;
         uint8_t *at = session_reader_room(r, &room);
-        must(room > 0);
+        MUST(room > 0);
         room = room < len ? room : len;
         memcpy(at, data, room);
         session_reader_got(r, room);
@@ -185,7 +177,7 @@ static void session(const uint8_t *data, size_t size, bool sealed)
     struct session_reader r;
     session_init(&out, SEAL_CHACHA20, a, b);
     session_init(&in, SEAL_CHACHA20, b, a);
-    must(session_reader_init(&r, &in, NULL) == OK);
+    MUST(session_reader_init(&r, &in, NULL) == OK);
     if (!sealed)
         feed(&r, data, size);
     for (size_t at = 0; sealed && at + 1 < size && r.err.code == OK;) { /* each record: its length - 1, its content */

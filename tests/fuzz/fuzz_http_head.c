@@ -5,21 +5,12 @@
  * size.
  */
 #include "http/server_impl.h"
+#include "lib/fuzz.h"
 #include "shard/origin_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
 
 static void check_head(const uint8_t *data, size_t size, size_t max)
 {

@@ -4,20 +4,9 @@
  * data cannot have. The first byte says where the cuts are.
  */
 #include "http/sse.h"
+#include "lib/fuzz.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
 
 static bool on_event(void *ctx, const char *data, size_t len)
 {

@@ -6,23 +6,13 @@
  */
 #include "base/log.h"
 #include "base/text.h"
+#include "lib/fuzz.h"
 #include "lib/vocab_gguf.h"
 #include "tok/pretok.h"
 #include "tok/tok.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void must(bool ok, const char *what)
-{
-    if (ok)
-        return;
-    fprintf(stderr, "violated: %s\n", what);
-    abort();
-}
 
 /* Bytes, some merges, and special tokens of each kind. */
 static struct tok *built_in(void)

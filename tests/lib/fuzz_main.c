@@ -3,12 +3,9 @@
  * Runs a fuzz target over every file of the folders named, so that the corpus is a test without libFuzzer.
  */
 #include "base/io.h"
+#include "lib/fuzz.h"
 
 #include <dirent.h>
-#include <stdio.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int main(int argc, char **argv)
 {
