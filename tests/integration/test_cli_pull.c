@@ -30,11 +30,11 @@
 #define MAX_AGAIN (32u << 20) /* bytes that a kill may cost */
 
 static struct pull_rig rig;
-static char out[PATH_MAX], part[PATH_MAX + 8], journal[PATH_MAX + 16], want[PATH_MAX];
+static char want[PATH_MAX];
 
 static int group_setup(void **state)
 {
-    (void)state;
+    *state = &rig;
     struct maker_params p = maker_small();
     p.n_embd = 1024;
     p.n_head = 16;
@@ -44,35 +44,21 @@ static int group_setup(void **state)
     p.n_block = 8;
     p.type = GGML_TYPE_Q8_0; /* 13 MB a block */
     rig_start(&rig, "cli_pull.gguf", &p);
-    test_scratch("cli_pulled.gguf", out);
     test_scratch("cli_sliced.gguf", want);
-    snprintf(part, sizeof part, "%s.part", out);
-    snprintf(journal, sizeof journal, "%s.journal", part);
     return 0;
 }
 
-static int group_teardown(void **state)
-{
-    (void)state;
-    rig_stop(&rig);
-    return 0;
-}
-
+/* Nothing to compare with either. */
 static int setup(void **state)
 {
-    (void)state;
-    rig_reset(&rig);
-    unlink(out);
-    unlink(part);
-    unlink(journal);
     unlink(want);
-    return 0;
+    return rig_setup(state);
 }
 
 /* kvasir pull ARGS... -o out; the arguments end with NULL. */
 static void start(struct proc *p, const char *const *env, const char *const *args)
 {
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY, "pull", "-o", out};
+    const char *argv[PROC_MAX_ARGS] = {KV_BINARY, "pull", "-o", rig.out};
     int n = 4;
     for (int i = 0; args[i]; i++)
         argv[n++] = args[i];
@@ -98,12 +84,12 @@ static void check_file(const char *layers)
     if (finish(&p) != 0)
         fail_msg("%s", proc_text(&p, PROC_ERR));
     proc_free(&p);
-    rig_read(out, &a);
+    rig_read(rig.out, &a);
     rig_read(want, &b);
     assert_int_equal(a.len, b.len);
     assert_true(memcmp(a.data, b.data, a.len) == 0);
-    assert_false(rig_exists(part));
-    assert_false(rig_exists(journal));
+    assert_false(rig_exists(rig.part));
+    assert_false(rig_exists(rig.journal));
     buf_free(&a);
     buf_free(&b);
 }
@@ -115,7 +101,7 @@ static uint64_t landed(void)
 {
     struct buf b = {0};
     uint64_t sum = 0;
-    if (io_read_file(journal, 1u << 20, &b, NULL) == OK)
+    if (io_read_file(rig.journal, 1u << 20, &b, NULL) == OK)
         for (size_t i = 48; i + 8 <= b.len; i += 8)
             sum += le_get_u64(b.data + i);
     buf_free(&b);
@@ -140,7 +126,7 @@ static void test_killed_twenty_times(void **state)
         finish(&p);
         proc_free(&p);
         const uint64_t sent = bad_count(rig.s[0]).body_bytes, gain = landed() - before;
-        assert_false(rig_exists(out));
+        assert_false(rig_exists(rig.out));
         assert_true(landed() >= before);
         assert_true(sent >= gain);
         worst = sent - gain > worst ? sent - gain : worst;
@@ -169,7 +155,7 @@ static void test_interrupted(void **state)
     assert_int_equal(finish(&p), 128 + SIGINT);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "the same command goes on"));
     proc_free(&p);
-    assert_false(rig_exists(out));
+    assert_false(rig_exists(rig.out));
     start(&p, NULL, ARGS(rig.url[0], "--layers", "2:6"));
     assert_int_equal(finish(&p), 0);
     assert_non_null(strstr(proc_text(&p, PROC_OUT), "were there"));
@@ -209,13 +195,13 @@ static void test_unverified(void **state)
     assert_non_null(strstr(proc_text(&p, PROC_OUT), "not verified"));
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: no index was found"), 1);
     proc_free(&p);
-    unlink(out);
+    unlink(rig.out);
     start(&p, NULL, ARGS(rig.url[0], "--layers", "1:2", "--need-index"));
     assert_int_equal(finish(&p), 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_LIMIT"), 1);
     proc_free(&p);
-    assert_false(rig_exists(out));
-    assert_false(rig_exists(part));
+    assert_false(rig_exists(rig.out));
+    assert_false(rig_exists(rig.part));
 }
 
 static void test_wrong_byte(void **state)
@@ -233,7 +219,7 @@ static void test_wrong_byte(void **state)
     assert_int_equal(finish(&p), 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_MISMATCH: tensor blk."), 1);
     proc_free(&p);
-    assert_false(rig_exists(out));
+    assert_false(rig_exists(rig.out));
 }
 
 static void test_wrong_usage(void **state)
@@ -269,7 +255,7 @@ static void test_wrong_usage(void **state)
 static void expect_with(const char *const *env, const char *file, int code)
 {
     struct proc p;
-    unlink(out);
+    unlink(rig.out);
     start(&p, env, ARGS(rig.url[0], "--layers", "1:2", file ? "--token-file" : "--json", file));
     const int got = finish(&p);
     if (got != code || strstr(proc_text(&p, PROC_ERR), TOKEN) || strstr(proc_text(&p, PROC_OUT), TOKEN))
@@ -303,7 +289,7 @@ static void test_tokens(void **state)
     assert_int_equal(chmod(path, 0644), 0);
     expect_with(none, path, 1);
     unlink(path);
-    unlink(out);
+    unlink(rig.out);
 }
 
 /* As from a model hub: /resolve/main/ sends on to a signed address of another host. */
@@ -346,5 +332,5 @@ int main(void)
         cmocka_unit_test_setup(test_tokens, setup),
         cmocka_unit_test_setup(test_hub, setup),
     };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return cmocka_run_group_tests(tests, group_setup, rig_teardown);
 }

@@ -47,8 +47,13 @@ static void make_index(struct pull_rig *r)
 void rig_start(struct pull_rig *r, const char *name, const struct maker_params *p)
 {
     struct err e;
+    char pulled[64];
     *r = (struct pull_rig){0};
     test_scratch(name, r->path);
+    snprintf(pulled, sizeof pulled, "pulled-%s", name);
+    test_scratch(pulled, r->out);
+    snprintf(r->part, sizeof r->part, "%s.part", r->out);
+    snprintf(r->journal, sizeof r->journal, "%s.journal", r->part);
     must(maker_write(r->path, p, &e), &e);
     must(io_read_file(r->path, 1u << 30, &r->model, &e), &e);
     make_index(r);
@@ -60,13 +65,11 @@ void rig_start(struct pull_rig *r, const char *name, const struct maker_params *
     rig_reset(r);
 }
 
-void rig_stop(struct pull_rig *r)
+static void remove_pulled(const struct pull_rig *r)
 {
-    for (int i = 0; i < RIG_SERVERS; i++)
-        bad_stop(r->s[i]);
-    unlink(r->path);
-    buf_free(&r->model);
-    buf_free(&r->index);
+    unlink(r->out);
+    unlink(r->part);
+    unlink(r->journal);
 }
 
 void rig_reset(struct pull_rig *r)
@@ -78,6 +81,25 @@ void rig_reset(struct pull_rig *r)
         bad_file(r->s[i], "/m.gguf.kvi", r->index.data, r->index.len, "\"kvi\"");
         bad_count_again(r->s[i]);
     }
+    remove_pulled(r);
+}
+
+int rig_setup(void **state)
+{
+    rig_reset(*state);
+    return 0;
+}
+
+int rig_teardown(void **state)
+{
+    struct pull_rig *r = *state;
+    remove_pulled(r);
+    for (int i = 0; i < RIG_SERVERS; i++)
+        bad_stop(r->s[i]);
+    unlink(r->path);
+    buf_free(&r->model);
+    buf_free(&r->index);
+    return 0;
 }
 
 void rig_no_index(struct pull_rig *r)

@@ -15,7 +15,9 @@
 #define RIG_SERVERS 2
 
 struct pull_rig {
-    char path[PATH_MAX]; /* the model in the scratch folder */
+    char path[PATH_MAX];                             /* the model in the scratch folder */
+    char out[PATH_MAX];                              /* where tests pull to */
+    char part[PATH_MAX + 8], journal[PATH_MAX + 16]; /* what lies beside it until it is whole */
     struct buf model, index;
     uint64_t head_bytes;              /* before the first tensor */
     struct bad_httpd *s[RIG_SERVERS]; /* each has /m.gguf and /m.gguf.kvi */
@@ -25,9 +27,11 @@ struct pull_rig {
 
 /* name: of the model's file in the scratch folder. */
 void rig_start(struct pull_rig *r, const char *name, const struct maker_params *p);
-void rig_stop(struct pull_rig *r);
-/* Servers as at the beginning: the same files, no rules, counts of 0. */
+/* Servers as at the beginning: the same files, no rules, counts of 0. Nothing has been pulled. */
 void rig_reset(struct pull_rig *r);
+/* For cmocka: rig_reset before each test, and the end of the group. *state is the rig, put there when it started. */
+int rig_setup(void **state);
+int rig_teardown(void **state);
 /* The index is not there any more, until rig_reset. */
 void rig_no_index(struct pull_rig *r);
 /* What "http://127.0.0.1:PORT" server i has at path. */

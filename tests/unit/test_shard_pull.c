@@ -32,36 +32,15 @@
 #include <unistd.h>
 
 static struct pull_rig rig;
-static char out[PATH_MAX], part[PATH_MAX + 8], journal[PATH_MAX + 16];
 
 static int group_setup(void **state)
 {
-    (void)state;
+    *state = &rig;
     struct maker_params p = maker_small();
     p.n_embd = 256;
     p.head_dim = 64;
     p.n_ff = 512; /* blocks of 2.3 MB, the model 15 MB */
     rig_start(&rig, "pull.gguf", &p);
-    test_scratch("pulled.gguf", out);
-    snprintf(part, sizeof part, "%s.part", out);
-    snprintf(journal, sizeof journal, "%s.journal", part);
-    return 0;
-}
-
-static int group_teardown(void **state)
-{
-    (void)state;
-    rig_stop(&rig);
-    return 0;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    rig_reset(&rig);
-    unlink(out);
-    unlink(part);
-    unlink(journal);
     return 0;
 }
 
@@ -83,7 +62,7 @@ static struct remote *must_open(uint32_t n_urls)
 
 static struct pull_request request_of(uint32_t first, uint32_t end)
 {
-    return (struct pull_request){.first = first, .end = end, .out = out, .need_index = true};
+    return (struct pull_request){.first = first, .end = end, .out = rig.out, .need_index = true};
 }
 
 static struct pull_result must_pull(struct remote *r, const struct pull_request *q)
@@ -92,8 +71,8 @@ static struct pull_result must_pull(struct remote *r, const struct pull_request 
     struct err e;
     if (pull_window(r, q, &result, &e) != OK)
         fail_msg("%s", e.msg);
-    assert_false(rig_exists(part));
-    assert_false(rig_exists(journal));
+    assert_false(rig_exists(rig.part));
+    assert_false(rig_exists(rig.journal));
     return result;
 }
 
@@ -136,7 +115,7 @@ static void check_file(uint32_t first, uint32_t end, bool with_index)
     struct buf want = {0}, got = {0};
     uint64_t tensor_bytes;
     expected(first, end, with_index, &want, &tensor_bytes);
-    rig_read(out, &got);
+    rig_read(rig.out, &got);
     assert_int_equal(got.len, want.len);
     assert_memory_equal(got.data, want.data, want.len);
     buf_free(&got);
@@ -254,7 +233,7 @@ static void test_windows_that_are_none(void **state)
     struct remote *r = must_open(1);
     const struct pull_request q = request_of(2, 99);
     expect_pull(r, &q, ERR_RANGE, "");
-    assert_false(rig_exists(part));
+    assert_false(rig_exists(rig.part));
     remote_close(r);
 }
 
@@ -264,7 +243,7 @@ static void test_old_file_is_replaced(void **state)
     struct err e;
     struct remote *r = must_open(1);
     const struct pull_request q = request_of(1, 3);
-    assert_int_equal(io_write_file(out, "old", 3, 0600, &e), OK);
+    assert_int_equal(io_write_file(rig.out, "old", 3, 0600, &e), OK);
     must_pull(r, &q);
     check_file(1, 3, true);
     remote_close(r);
@@ -324,7 +303,7 @@ static void test_wrong_byte_in_a_part_that_is_there(void **state)
     assert_int_not_equal(pull_window(r, &q, &result, &e), OK);
     remote_close(r);
     bad_clear(rig.s[0]);
-    int fd = open(part, O_RDWR);
+    int fd = open(rig.part, O_RDWR);
     struct stat st = {0};
     assert_true(fd >= 0 && fstat(fd, &st) == 0);
     for (off_t at = 200000; at < st.st_size; at += 1000000) /* a disk that is not what it was */
@@ -364,8 +343,8 @@ static void test_progress_and_stopping(void **state)
     q.progress = stop_at;
     q.rate = 8u << 20;
     expect_pull(r, &q, ERR_CANCELLED, "stopped");
-    assert_true(rig_exists(part));
-    assert_true(rig_exists(journal));
+    assert_true(rig_exists(rig.part));
+    assert_true(rig_exists(rig.journal));
     assert_in_range(u.last, 3000000, 12000000);
     u.bytes = UINT64_MAX;
     q.rate = 0;
@@ -449,14 +428,14 @@ static void test_journals_that_lie(void **state)
     struct buf text = {0};
     begin(r, true);
     struct err e;
-    assert_int_equal(io_read_file(journal, 1u << 20, &text, &e), OK);
+    assert_int_equal(io_read_file(rig.journal, 1u << 20, &text, &e), OK);
     for (size_t i = 48; i + 8 <= text.len; i += 8) /* all is there, and more */
         le_put_u64(text.data + i, i % 16 ? UINT64_MAX : 262144);
-    assert_int_equal(io_write_file(journal, text.data, text.len, 0600, &e), OK);
+    assert_int_equal(io_write_file(rig.journal, text.data, text.len, 0600, &e), OK);
     must_pull(r, &q);
     check_file(0, 6, true);
     begin(r, true);
-    assert_int_equal(truncate(journal, 51), 0);
+    assert_int_equal(truncate(rig.journal, 51), 0);
     assert_int_equal(must_pull(r, &q).resumed_bytes, 0);
     check_file(0, 6, true);
     buf_free(&text);
@@ -468,7 +447,7 @@ static void test_two_pulls_of_one_file(void **state)
     (void)state;
     struct remote *r = must_open(1);
     const struct pull_request q = request_of(1, 3);
-    const int fd = open(part, O_RDWR | O_CREAT, 0600);
+    const int fd = open(rig.part, O_RDWR | O_CREAT, 0600);
     assert_true(fd >= 0 && flock(fd, LOCK_EX) == 0);
     expect_pull(r, &q, ERR_BUSY, "another pull");
     close(fd);
@@ -546,7 +525,7 @@ static void test_origin_that_dies(void **state)
     rule(0, (struct bad_rule){.how = BAD_HANG, .n = 2000000, .times = 1});
     rule(0, (struct bad_rule){.how = BAD_HANG});
     expect_pull(r, &q, ERR_TIMEOUT, "sent nothing");
-    assert_true(rig_exists(part));
+    assert_true(rig_exists(rig.part));
     remote_close(r);
     bad_clear(rig.s[0]);
     r = must_open(1);
@@ -585,8 +564,8 @@ static void test_full_disk(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(rc, ERR_IO);
-    assert_non_null(strstr(e.msg, part));
-    assert_false(rig_exists(out));
+    assert_non_null(strstr(e.msg, rig.part));
+    assert_false(rig_exists(rig.out));
     must_pull(r, &q);
     check_file(1, 4, true);
     remote_close(r);
@@ -621,7 +600,7 @@ static void test_disk_that_becomes_full(void **state)
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(rc, ERR_IO);
     assert_non_null(strstr(e.msg, "goes on with it"));
-    assert_false(rig_exists(out));
+    assert_false(rig_exists(rig.out));
     q = request_of(0, 6);
     assert_true(must_pull(r, &q).resumed_bytes > 2000000);
     check_file(0, 6, true);
@@ -697,32 +676,32 @@ int main(void)
     unsetenv("http_proxy");
     unsetenv("all_proxy");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_every_window, setup),
-        cmocka_unit_test_setup(test_whole_model, setup),
-        cmocka_unit_test_setup(test_connections, setup),
-        cmocka_unit_test_setup(test_bytes_and_requests, setup),
-        cmocka_unit_test_setup(test_unverified, setup),
-        cmocka_unit_test_setup(test_another_model, setup),
-        cmocka_unit_test_setup(test_windows_that_are_none, setup),
-        cmocka_unit_test_setup(test_old_file_is_replaced, setup),
-        cmocka_unit_test_setup(test_wrong_byte_is_named_and_fetched_elsewhere, setup),
-        cmocka_unit_test_setup(test_wrong_everywhere, setup),
-        cmocka_unit_test_setup(test_wrong_byte_in_a_part_that_is_there, setup),
-        cmocka_unit_test_setup(test_progress_and_stopping, setup),
-        cmocka_unit_test_setup(test_other_origin_goes_on_with_it, setup),
-        cmocka_unit_test_setup(test_unverified_goes_on_with_the_same_file_only, setup),
-        cmocka_unit_test_setup(test_part_of_something_else, setup),
-        cmocka_unit_test_setup(test_journals_that_lie, setup),
-        cmocka_unit_test_setup(test_two_pulls_of_one_file, setup),
-        cmocka_unit_test_setup(test_tensors_from_local_files, setup),
-        cmocka_unit_test_setup(test_misbehaving_origin_and_a_good_one, setup),
-        cmocka_unit_test_setup(test_origin_that_dies, setup),
-        cmocka_unit_test_setup(test_file_that_changes_midway, setup),
-        cmocka_unit_test_setup(test_full_disk, setup),
-        cmocka_unit_test_setup(test_disk_that_becomes_full, setup),
-        cmocka_unit_test_setup(test_folders_that_cannot_be_written, setup),
-        cmocka_unit_test_setup(test_too_little_space, setup),
-        cmocka_unit_test_setup(test_rate, setup),
+        cmocka_unit_test_setup(test_every_window, rig_setup),
+        cmocka_unit_test_setup(test_whole_model, rig_setup),
+        cmocka_unit_test_setup(test_connections, rig_setup),
+        cmocka_unit_test_setup(test_bytes_and_requests, rig_setup),
+        cmocka_unit_test_setup(test_unverified, rig_setup),
+        cmocka_unit_test_setup(test_another_model, rig_setup),
+        cmocka_unit_test_setup(test_windows_that_are_none, rig_setup),
+        cmocka_unit_test_setup(test_old_file_is_replaced, rig_setup),
+        cmocka_unit_test_setup(test_wrong_byte_is_named_and_fetched_elsewhere, rig_setup),
+        cmocka_unit_test_setup(test_wrong_everywhere, rig_setup),
+        cmocka_unit_test_setup(test_wrong_byte_in_a_part_that_is_there, rig_setup),
+        cmocka_unit_test_setup(test_progress_and_stopping, rig_setup),
+        cmocka_unit_test_setup(test_other_origin_goes_on_with_it, rig_setup),
+        cmocka_unit_test_setup(test_unverified_goes_on_with_the_same_file_only, rig_setup),
+        cmocka_unit_test_setup(test_part_of_something_else, rig_setup),
+        cmocka_unit_test_setup(test_journals_that_lie, rig_setup),
+        cmocka_unit_test_setup(test_two_pulls_of_one_file, rig_setup),
+        cmocka_unit_test_setup(test_tensors_from_local_files, rig_setup),
+        cmocka_unit_test_setup(test_misbehaving_origin_and_a_good_one, rig_setup),
+        cmocka_unit_test_setup(test_origin_that_dies, rig_setup),
+        cmocka_unit_test_setup(test_file_that_changes_midway, rig_setup),
+        cmocka_unit_test_setup(test_full_disk, rig_setup),
+        cmocka_unit_test_setup(test_disk_that_becomes_full, rig_setup),
+        cmocka_unit_test_setup(test_folders_that_cannot_be_written, rig_setup),
+        cmocka_unit_test_setup(test_too_little_space, rig_setup),
+        cmocka_unit_test_setup(test_rate, rig_setup),
     };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return cmocka_run_group_tests(tests, group_setup, rig_teardown);
 }

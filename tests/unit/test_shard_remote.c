@@ -28,24 +28,10 @@ static struct pull_rig rig;
 
 static int group_setup(void **state)
 {
-    (void)state;
+    *state = &rig;
     struct maker_params p = maker_small();
     p.n_vocab = 8192; /* a header of several requests */
     rig_start(&rig, "remote.gguf", &p);
-    return 0;
-}
-
-static int group_teardown(void **state)
-{
-    (void)state;
-    rig_stop(&rig);
-    return 0;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    rig_reset(&rig);
     return 0;
 }
 
@@ -655,40 +641,40 @@ int main(void)
     unsetenv("http_proxy");
     unsetenv("all_proxy");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_header_and_index, setup),
-        cmocka_unit_test_setup(test_requests_and_bytes_are_few, setup),
-        cmocka_unit_test_setup(test_any_range, setup),
-        cmocka_unit_test_setup(test_what_came_with_the_header_is_not_asked_again, setup),
-        cmocka_unit_test_setup(test_connection_is_kept, setup),
-        cmocka_unit_test_setup(test_no_index, setup),
-        cmocka_unit_test_setup(test_index_that_is_not_waited_for, setup),
-        cmocka_unit_test_setup(test_page_instead_of_an_index, setup),
-        cmocka_unit_test_setup(test_broken_index, setup),
-        cmocka_unit_test_setup(test_index_that_is_being_made, setup),
-        cmocka_unit_test_setup(test_index_by_name, setup),
-        cmocka_unit_test_setup(test_token_is_not_sent_on, setup),
-        cmocka_unit_test_setup(test_signed_address_that_expires, setup),
-        cmocka_unit_test_setup(test_redirects_without_end, setup),
-        cmocka_unit_test_setup(test_token_is_needed, setup),
-        cmocka_unit_test_setup(test_servers_that_are_refused, setup),
-        cmocka_unit_test_setup(test_ignored_range_costs_little, setup),
-        cmocka_unit_test_setup(test_servers_that_fail_for_a_while, setup),
-        cmocka_unit_test_setup(test_retry_after_is_waited_for, setup),
-        cmocka_unit_test_setup(test_servers_that_fail_for_good, setup),
-        cmocka_unit_test_setup(test_half_a_body_is_gone_on_with, setup),
-        cmocka_unit_test_setup(test_file_that_changes, setup),
-        cmocka_unit_test_setup(test_if_range_only_with_strong_etags, setup),
-        cmocka_unit_test_setup(test_etag_of_a_coding_is_another, setup),
-        cmocka_unit_test_setup(test_the_first_origin_is_asked, setup),
-        cmocka_unit_test_setup(test_other_origin_instead, setup),
-        cmocka_unit_test_setup(test_no_origin_left, setup),
-        cmocka_unit_test_setup(test_distrusted_origin, setup),
-        cmocka_unit_test_setup(test_origin_whose_header_is_broken, setup),
-        cmocka_unit_test_setup(test_origin_with_another_model, setup),
-        cmocka_unit_test_setup(test_dead_origin, setup),
-        cmocka_unit_test_setup(test_stopping_a_reader, setup),
-        cmocka_unit_test_setup(test_cancelling_while_opening, setup),
-        cmocka_unit_test_setup(test_wrong_arguments, setup),
+        cmocka_unit_test_setup(test_header_and_index, rig_setup),
+        cmocka_unit_test_setup(test_requests_and_bytes_are_few, rig_setup),
+        cmocka_unit_test_setup(test_any_range, rig_setup),
+        cmocka_unit_test_setup(test_what_came_with_the_header_is_not_asked_again, rig_setup),
+        cmocka_unit_test_setup(test_connection_is_kept, rig_setup),
+        cmocka_unit_test_setup(test_no_index, rig_setup),
+        cmocka_unit_test_setup(test_index_that_is_not_waited_for, rig_setup),
+        cmocka_unit_test_setup(test_page_instead_of_an_index, rig_setup),
+        cmocka_unit_test_setup(test_broken_index, rig_setup),
+        cmocka_unit_test_setup(test_index_that_is_being_made, rig_setup),
+        cmocka_unit_test_setup(test_index_by_name, rig_setup),
+        cmocka_unit_test_setup(test_token_is_not_sent_on, rig_setup),
+        cmocka_unit_test_setup(test_signed_address_that_expires, rig_setup),
+        cmocka_unit_test_setup(test_redirects_without_end, rig_setup),
+        cmocka_unit_test_setup(test_token_is_needed, rig_setup),
+        cmocka_unit_test_setup(test_servers_that_are_refused, rig_setup),
+        cmocka_unit_test_setup(test_ignored_range_costs_little, rig_setup),
+        cmocka_unit_test_setup(test_servers_that_fail_for_a_while, rig_setup),
+        cmocka_unit_test_setup(test_retry_after_is_waited_for, rig_setup),
+        cmocka_unit_test_setup(test_servers_that_fail_for_good, rig_setup),
+        cmocka_unit_test_setup(test_half_a_body_is_gone_on_with, rig_setup),
+        cmocka_unit_test_setup(test_file_that_changes, rig_setup),
+        cmocka_unit_test_setup(test_if_range_only_with_strong_etags, rig_setup),
+        cmocka_unit_test_setup(test_etag_of_a_coding_is_another, rig_setup),
+        cmocka_unit_test_setup(test_the_first_origin_is_asked, rig_setup),
+        cmocka_unit_test_setup(test_other_origin_instead, rig_setup),
+        cmocka_unit_test_setup(test_no_origin_left, rig_setup),
+        cmocka_unit_test_setup(test_distrusted_origin, rig_setup),
+        cmocka_unit_test_setup(test_origin_whose_header_is_broken, rig_setup),
+        cmocka_unit_test_setup(test_origin_with_another_model, rig_setup),
+        cmocka_unit_test_setup(test_dead_origin, rig_setup),
+        cmocka_unit_test_setup(test_stopping_a_reader, rig_setup),
+        cmocka_unit_test_setup(test_cancelling_while_opening, rig_setup),
+        cmocka_unit_test_setup(test_wrong_arguments, rig_setup),
     };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return cmocka_run_group_tests(tests, group_setup, rig_teardown);
 }
