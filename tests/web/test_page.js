@@ -7,7 +7,7 @@
 'use strict';
 const assert = require('node:assert/strict');
 const path = require('node:path');
-const {Browser} = require('./browser.js');
+const {Browser, WAIT_MS} = require('./browser.js');
 const {Mock} = require('./mock.js');
 
 const [pageFile, outDir, nodeUrl, otherUrl, nRanks] = process.argv.slice(2);
@@ -94,7 +94,7 @@ test('Escape and the button stop an answer; what came is kept', () => withMock({
   await page.value("document.getElementById('stop').click()");
   await page.until(IDLE);
   assert.equal(mock.asked[1].body.messages[1].content, 'Hello there');
-  for (let i = 0; mock.aborted < 2 && i < 200; i++) await new Promise(done => setTimeout(done, 20));
+  for (const end = Date.now() + WAIT_MS; mock.aborted < 2 && Date.now() < end;) await new Promise(done => setTimeout(done, 20));
   assert.equal(mock.aborted, 2);
 }));
 
@@ -172,13 +172,13 @@ test('the ring is drawn as it is', () => withMock({ranks: 5}, async (page, mock,
 }));
 
 test('the token moves, but not for those who want no motion', async () => {
-  const seen = "new Promise(done => { const o = new MutationObserver(() => { if (dot.getAttribute('visibility') === 'visible') { o.disconnect(); done(true); } }); " +
-    "o.observe(dot, {attributes: true}); setTimeout(() => done(false), 700); lap(); })";
+  const seen = ms => "new Promise(done => { const o = new MutationObserver(() => { if (dot.getAttribute('visibility') === 'visible') { o.disconnect(); done(true); } }); " +
+    "o.observe(dot, {attributes: true}); setTimeout(() => done(false), " + ms + "); lap(); })";
   for (const still of [false, true]) {
     await withMock({}, async (page, mock, url) => {
       await page.open(url);
       await page.until("document.querySelectorAll('#picture .rank').length === 3");
-      assert.equal(await page.value(seen), !still);
+      assert.equal(await page.value(seen(still ? 700 : WAIT_MS)), !still);
     }, {still});
   }
 });
