@@ -33,6 +33,11 @@ struct gguf_file {
     struct gguf_context *ctx;
 };
 
+struct gguf_name {
+    const char *text; /* ggml's */
+    int64_t id;
+};
+
 struct gguf_entry {
     struct gguf_tensor t;
     UT_hash_handle hh;
@@ -42,6 +47,8 @@ struct gguf {
     char *path;
     uint32_t n_files;
     struct gguf_file *files;
+    size_t n_keys;
+    struct gguf_name *keys; /* of the first file, sorted: ggml looks through all of them for one */
     size_t n_tensors;
     struct gguf_entry *tensors; /* in the order of the files */
     struct gguf_entry *by_name;
@@ -200,6 +207,25 @@ static enum err_code add_tensors(struct gguf *g, uint32_t file, struct err *e)
     return OK;
 }
 
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const struct gguf_name *)a)->text, ((const struct gguf_name *)b)->text);
+}
+
+static enum err_code key_table(struct gguf *g, struct err *e)
+{
+    const struct gguf_context *c = g->files[0].ctx;
+    size_t n = (size_t)gguf_get_n_kv(c);
+    g->keys = calloc(n ? n : 1, sizeof *g->keys);
+    if (!g->keys)
+        return err_set(e, ERR_NOMEM, "out of memory for %zu keys", n);
+    for (size_t i = 0; i < n; i++)
+        g->keys[i] = (struct gguf_name){.text = gguf_get_key(c, (int64_t)i), .id = (int64_t)i};
+    g->n_keys = n;
+    qsort(g->keys, n, sizeof *g->keys, by_key);
+    return OK;
+}
+
 static enum err_code tensor_table(struct gguf *g, struct err *e)
 {
     size_t total = 0;
@@ -216,10 +242,16 @@ static enum err_code tensor_table(struct gguf *g, struct err *e)
     return OK;
 }
 
+static enum err_code tables(struct gguf *g, struct err *e)
+{
+    enum err_code rc = key_table(g, e);
+    return rc == OK ? tensor_table(g, e) : rc;
+}
+
 static enum err_code split_check(const struct gguf *g, struct err *e)
 {
     for (uint32_t i = 0; i < g->n_files; i++) {
-        struct gguf part = {.n_files = 1, .files = &g->files[i]};
+        struct gguf part = {.n_files = 1, .files = &g->files[i]}; /* without a table of its keys */
         uint32_t no = 0, count = 1;
         enum err_code rc = gguf_opt_u32(&part, "split.no", &no, e);
         if (rc == OK)
@@ -262,7 +294,7 @@ static enum err_code open_files(struct gguf *g, struct err *e)
         if (rc != OK)
             return rc;
     }
-    enum err_code rc = tensor_table(g, e);
+    enum err_code rc = tables(g, e);
     return rc == OK ? split_check(g, e) : rc;
 }
 
@@ -317,7 +349,7 @@ static enum err_code open_parts(struct gguf *g, const struct gguf_part *parts, u
         if (rc != OK)
             return rc;
     }
-    return tensor_table(g, e);
+    return tables(g, e);
 }
 
 enum err_code gguf_open_mem(const void *data, size_t len, struct gguf **out, struct err *e)
@@ -373,6 +405,7 @@ void gguf_close(struct gguf *g)
         free(g->files[i].path);
     }
     free(g->files);
+    free(g->keys);
     free(g->tensors);
     free(g->path);
     free(g);
@@ -410,9 +443,18 @@ static const struct gguf_context *meta(const struct gguf *g)
     return g->files[0].ctx;
 }
 
+static int64_t find_key(const struct gguf *g, const char *key)
+{
+    const struct gguf_name wanted = {.text = key};
+    if (!g->keys)
+        return gguf_find_key(meta(g), key);
+    const struct gguf_name *k = bsearch(&wanted, g->keys, g->n_keys, sizeof *g->keys, by_key);
+    return k ? k->id : -1;
+}
+
 bool gguf_has(const struct gguf *g, const char *key)
 {
-    return gguf_find_key(meta(g), key) >= 0;
+    return find_key(g, key) >= 0;
 }
 
 static enum err_code missing(const char *key, struct err *e)
@@ -469,7 +511,7 @@ static bool integer_of(const struct gguf_context *c, int64_t id, uint64_t *v, bo
 
 enum err_code gguf_u32(const struct gguf *g, const char *key, uint32_t *out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     uint64_t v;
     bool neg;
     if (id < 0)
@@ -486,7 +528,7 @@ enum err_code gguf_u32(const struct gguf *g, const char *key, uint32_t *out, str
 
 enum err_code gguf_i32(const struct gguf *g, const char *key, int32_t *out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     uint64_t v;
     bool neg;
     if (id < 0)
@@ -501,7 +543,7 @@ enum err_code gguf_i32(const struct gguf *g, const char *key, int32_t *out, stru
 
 enum err_code gguf_f32(const struct gguf *g, const char *key, float *out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     float v;
     if (id < 0)
         return missing(key, e);
@@ -523,7 +565,7 @@ enum err_code gguf_f32(const struct gguf *g, const char *key, float *out, struct
 
 enum err_code gguf_bool(const struct gguf *g, const char *key, bool *out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     if (id < 0)
         return missing(key, e);
     if (gguf_get_kv_type(meta(g), id) != GGUF_TYPE_BOOL)
@@ -534,7 +576,7 @@ enum err_code gguf_bool(const struct gguf *g, const char *key, bool *out, struct
 
 enum err_code gguf_str(const struct gguf *g, const char *key, const char **out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     if (id < 0)
         return missing(key, e);
     if (gguf_get_kv_type(meta(g), id) != GGUF_TYPE_STRING)
@@ -574,7 +616,7 @@ static enum err_code array_of(const struct gguf *g, const char *key, size_t n_ex
                               struct err *e)
 {
     const struct gguf_context *c = meta(g);
-    *id = gguf_find_key(c, key);
+    *id = find_key(g, key);
     if (*id < 0)
         return missing(key, e);
     if (gguf_get_kv_type(c, *id) != GGUF_TYPE_ARRAY)
@@ -656,7 +698,7 @@ enum err_code gguf_arr_strs(const struct gguf *g, const char *key, size_t n_expe
 
 const char *gguf_arr_str_at(const struct gguf *g, const char *key, size_t i)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     if (id < 0 || gguf_get_kv_type(meta(g), id) != GGUF_TYPE_ARRAY ||
         gguf_get_arr_type(meta(g), id) != GGUF_TYPE_STRING || i >= gguf_get_arr_n(meta(g), id))
         return NULL;
@@ -665,7 +707,7 @@ const char *gguf_arr_str_at(const struct gguf *g, const char *key, size_t i)
 
 enum err_code gguf_u32_per_block(const struct gguf *g, const char *key, size_t n, uint32_t *out, struct err *e)
 {
-    int64_t id = gguf_find_key(meta(g), key);
+    int64_t id = find_key(g, key);
     if (id >= 0 && gguf_get_kv_type(meta(g), id) == GGUF_TYPE_ARRAY) {
         const int32_t *v;
         size_t len;

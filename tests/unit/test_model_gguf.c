@@ -543,6 +543,48 @@ static void a_header_of_real_size_opens_quickly(void **state)
     assert_true(ms < 20000); /* quadratic would be minutes */
 }
 
+/* A vocabulary is read text by text: with thousands of keys before it, each must still be found at once. */
+static void many_keys_do_not_make_an_array_slow(void **state)
+{
+    (void)state;
+    enum { n_keys = GGUF_SCAN_MAX_KEYS, n_texts = 500000 };
+    struct buf b = {0};
+    char path[PATH_MAX], key[32];
+    put_header(&b, 0, n_keys);
+    for (uint32_t i = 0; i + 1 < n_keys; i++) {
+        snprintf(key, sizeof key, "tokenizer.ggml.token.%u", (i * 5003) % (n_keys - 1)); /* in no order */
+        put_string(&b, key);
+        buf_put_u32(&b, 4);
+        buf_put_u32(&b, i);
+    }
+    put_string(&b, "tokenizer.ggml.tokens");
+    buf_put_u32(&b, 9);
+    buf_put_u32(&b, 8);
+    buf_put_u64(&b, n_texts);
+    for (uint32_t i = 0; i < n_texts; i++)
+        buf_put_u64(&b, 0);
+    assert_false(b.failed);
+    write_scratch("keys.gguf", b.data, b.len, path);
+    buf_free(&b);
+    struct gguf *g = opened(path);
+    unlink(path);
+    uint64_t begin = clock_now_ns();
+    for (uint32_t i = 0; i < n_texts; i++)
+        assert_non_null(gguf_arr_str_at(g, "tokenizer.ggml.tokens", i));
+    double ms = (double)(clock_now_ns() - begin) / 1e6;
+    for (uint32_t i = 0; i + 1 < n_keys; i += 77) {
+        uint32_t v = 0;
+        struct err e;
+        snprintf(key, sizeof key, "tokenizer.ggml.token.%u", (i * 5003) % (n_keys - 1));
+        assert_int_equal(gguf_u32(g, key, &v, &e), OK);
+        assert_int_equal(v, i);
+    }
+    assert_false(gguf_has(g, "tokenizer.ggml.token."));
+    gguf_close(g);
+    print_message("%u texts behind %u keys: %.0f ms\n", n_texts, n_keys, ms);
+    assert_true(ms < 5000); /* going through the keys takes ten times that, and more */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -562,6 +604,7 @@ int main(void)
         cmocka_unit_test(a_split_model_opens_from_any_part),
         cmocka_unit_test(parts_that_do_not_belong_together_are_refused),
         cmocka_unit_test(a_header_of_real_size_opens_quickly),
+        cmocka_unit_test(many_keys_do_not_make_an_array_slow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
