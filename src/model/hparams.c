@@ -340,6 +340,8 @@ void hparams_fini(struct hparams *h)
     *h = (struct hparams){0};
 }
 
+/* --- parts and windows --- */
+
 enum err_code model_part_of(const struct hparams *h, const char *name, enum model_part *out, struct err *e)
 {
     int32_t block = gguf_block_of(name);
@@ -348,6 +350,8 @@ enum err_code model_part_of(const struct hparams *h, const char *name, enum mode
         return err_set(e, ERR_FORMAT, "tensor %s is of a block the model does not have (it has %u)", name, n);
     if (block >= 0)
         *out = (uint32_t)block < h->n_block ? MODEL_BLOCK : MODEL_NEXTN;
+    else if (strcmp(name, "token_embd.weight") == 0)
+        *out = MODEL_TABLE;
     else if (strncmp(name, "token_", 6) == 0)
         *out = MODEL_EMBD;
     else if (strncmp(name, "output", 6) == 0)
@@ -357,24 +361,63 @@ enum err_code model_part_of(const struct hparams *h, const char *name, enum mode
     return OK;
 }
 
+void model_window_init(struct model_window *w, const struct hparams *h, uint32_t first, uint32_t end, model_has *has,
+                       const void *ctx)
+{
+    *w = (struct model_window){.first = first, .end = end, .n_block = h->n_block, .tied = !has(ctx, "output.weight")};
+    for (uint32_t i = 0; i < h->n_nextn && !w->nextn_table; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.nextn.embed_tokens.weight", h->n_block + i);
+        w->nextn_table = !has(ctx, name);
+    }
+}
+
+enum model_use model_window_use(const struct model_window *w, enum model_part part, uint32_t block)
+{
+    const bool first = w->first == 0, last = w->end == w->n_block;
+    switch (part) {
+    case MODEL_BLOCK:
+        return block >= w->first && block < w->end ? MODEL_LOADED : MODEL_ABSENT;
+    case MODEL_TABLE:
+        if (first || (last && w->tied))
+            return MODEL_LOADED;
+        return last && w->nextn_table ? MODEL_CARRIED : MODEL_ABSENT;
+    case MODEL_EMBD:
+        return first ? MODEL_LOADED : MODEL_ABSENT;
+    case MODEL_HEAD:
+        return last ? MODEL_LOADED : MODEL_ABSENT;
+    case MODEL_NEXTN:
+        return last ? MODEL_CARRIED : MODEL_ABSENT;
+    case MODEL_GLOBAL:
+        break;
+    }
+    return MODEL_LOADED;
+}
+
+/* --- sizes --- */
+
 static enum err_code sizes_add(struct model_sizes *s, const struct hparams *h, const char *name, uint64_t size,
-                               struct err *e)
+                               uint64_t *total, struct err *e)
 {
     enum model_part part;
     enum err_code rc = model_part_of(h, name, &part, e);
     if (rc != OK)
         return rc;
+    if (__builtin_add_overflow(*total, size, total) || *total > INT64_MAX)
+        return err_set(e, ERR_RANGE, "the tensors up to %s add up to more than 2^63 bytes", name);
     switch (part) {
     case MODEL_BLOCK:
         s->block_bytes[gguf_block_of(name)] += size;
+        break;
+    case MODEL_TABLE:
+        s->table_bytes += size;
+        s->embd_bytes += size;
         break;
     case MODEL_EMBD:
         s->embd_bytes += size;
         break;
     case MODEL_HEAD:
         s->head_bytes += size;
-        if (strcmp(name, "output.weight") == 0)
-            s->tied = false;
         break;
     case MODEL_NEXTN:
         s->nextn_bytes += size;
@@ -386,44 +429,65 @@ static enum err_code sizes_add(struct model_sizes *s, const struct hparams *h, c
     return OK;
 }
 
-/* Of all tensors that a stage file lists. */
-static enum err_code sizes_listed(struct model_sizes *s, const struct gguf *g, const struct hparams *h, struct err *e)
+/* The tensors of a model: those of the file, or those it lists. */
+struct listing {
+    const struct gguf *g;
+    struct ident_tensor *lines; /* NULL: those of the file */
+    size_t n_lines;
+};
+
+static bool listing_has(const void *ctx, const char *name)
+{
+    const struct listing *l = ctx;
+    return l->lines ? ident_find(l->lines, l->n_lines, name) != NULL : gguf_tensor_find(l->g, name) != NULL;
+}
+
+static enum err_code listing_read(struct listing *l, const struct gguf *g, struct err *e)
 {
     const uint8_t *list;
-    size_t len, n = 0;
-    struct ident_tensor *lines = NULL;
+    size_t len;
+    *l = (struct listing){.g = g};
+    if (!gguf_has(g, IDENT_KEY_FIRST) || !gguf_has(g, IDENT_KEY_TENSORS))
+        return OK;
     enum err_code rc = gguf_arr_u8(g, IDENT_KEY_TENSORS, &list, &len, e);
-    if (rc == OK)
-        rc = ident_read(list, len, &lines, &n, e);
-    for (size_t i = 0; i < n && rc == OK; i++) {
+    return rc == OK ? ident_read(list, len, &l->lines, &l->n_lines, e) : rc;
+}
+
+static enum err_code sizes_sum(struct model_sizes *s, const struct listing *l, const struct hparams *h, struct err *e)
+{
+    uint64_t total = 0;
+    enum err_code rc = OK;
+    for (size_t i = 0; l->lines && i < l->n_lines && rc == OK; i++) {
         char name[IDENT_NAME_SIZE];
         uint64_t size = 0;
-        if (gguf_tensor_bytes(lines[i].type, lines[i].ne, &size))
-            rc = sizes_add(s, h, ident_name(&lines[i], name), size, e);
+        if (gguf_tensor_bytes(l->lines[i].type, l->lines[i].ne, &size))
+            rc = sizes_add(s, h, ident_name(&l->lines[i], name), size, &total, e);
     }
-    free(lines);
+    for (size_t i = 0; !l->lines && i < gguf_n_tensors(l->g) && rc == OK; i++)
+        rc = sizes_add(s, h, gguf_tensor_at(l->g, i)->name, gguf_tensor_at(l->g, i)->size, &total, e);
     return rc;
 }
 
 enum err_code model_sizes_read(const struct gguf *g, const struct hparams *h, struct model_sizes *out, struct err *e)
 {
-    struct model_sizes s = {.n_block = h->n_block, .tied = true};
-    enum err_code rc = OK;
+    struct model_sizes s = {.n_block = h->n_block};
+    struct model_window whole;
+    struct listing l;
+    enum err_code rc = listing_read(&l, g, e);
+    if (rc != OK)
+        return rc;
     s.block_bytes = calloc(h->n_block, sizeof *s.block_bytes);
-    if (!s.block_bytes)
-        return err_set(e, ERR_NOMEM, "out of memory");
-    if (gguf_has(g, IDENT_KEY_FIRST) && gguf_has(g, IDENT_KEY_TENSORS)) {
-        rc = sizes_listed(&s, g, h, e);
-    } else {
-        for (size_t i = 0; i < gguf_n_tensors(g) && rc == OK; i++)
-            rc = sizes_add(&s, h, gguf_tensor_at(g, i)->name, gguf_tensor_at(g, i)->size, e);
-    }
+    rc = s.block_bytes ? sizes_sum(&s, &l, h, e) : err_set(e, ERR_NOMEM, "out of memory");
+    model_window_init(&whole, h, 0, h->n_block, listing_has, &l);
+    free(l.lines);
     if (rc != OK) {
         free(s.block_bytes);
         return rc;
     }
+    s.tied = whole.tied;
+    s.nextn_table = whole.nextn_table;
     if (s.tied)
-        s.head_bytes += s.embd_bytes;
+        s.head_bytes += s.table_bytes;
     *out = s;
     return OK;
 }
@@ -434,16 +498,34 @@ void model_sizes_fini(struct model_sizes *s)
     *s = (struct model_sizes){0};
 }
 
-uint64_t model_sizes_window(const struct model_sizes *s, uint32_t first, uint32_t end)
+static uint64_t sizes_of_window(const struct model_sizes *s, uint32_t first, uint32_t end, bool carried)
 {
-    uint64_t total = s->global_bytes;
+    const struct {
+        enum model_part part;
+        uint64_t bytes;
+    } once[] = {{MODEL_TABLE, s->table_bytes},
+                {MODEL_EMBD, s->embd_bytes - s->table_bytes},
+                {MODEL_HEAD, s->head_bytes - (s->tied ? s->table_bytes : 0)},
+                {MODEL_NEXTN, s->nextn_bytes},
+                {MODEL_GLOBAL, s->global_bytes}};
+    const struct model_window w = {
+        .first = first, .end = end, .n_block = s->n_block, .tied = s->tied, .nextn_table = s->nextn_table};
+    uint64_t total = 0;
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
+        enum model_use use = model_window_use(&w, once[i].part, 0);
+        total += use == MODEL_LOADED || (carried && use == MODEL_CARRIED) ? once[i].bytes : 0;
+    }
     for (uint32_t b = first; b < end && b < s->n_block; b++)
         total += s->block_bytes[b];
-    if (first == 0)
-        total += s->embd_bytes;
-    if (end == s->n_block)
-        total += s->head_bytes;
-    if (first == 0 && end == s->n_block && s->tied)
-        total -= s->embd_bytes; /* one tensor, both uses */
     return total;
+}
+
+uint64_t model_sizes_window(const struct model_sizes *s, uint32_t first, uint32_t end)
+{
+    return sizes_of_window(s, first, end, false);
+}
+
+uint64_t model_sizes_stage_file(const struct model_sizes *s, uint32_t first, uint32_t end)
+{
+    return sizes_of_window(s, first, end, true);
 }

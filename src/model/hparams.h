@@ -78,29 +78,56 @@ uint32_t hparams_conv_channels(const struct hparams *h);
 enum err_code hparams_read(const struct gguf *g, struct hparams *out, struct err *e) KV_MUST_USE;
 void hparams_fini(struct hparams *h);
 
-/* Who needs a tensor: the rank of its block; the first; the last; the last, where NextN blocks are used; all. Those of
- * no kind that is known are for all. */
-enum model_part { MODEL_BLOCK, MODEL_EMBD, MODEL_HEAD, MODEL_NEXTN, MODEL_GLOBAL };
+/* What a tensor is, by its name. */
+enum model_part {
+    MODEL_BLOCK,  /* of a trunk block */
+    MODEL_TABLE,  /* token_embd.weight */
+    MODEL_EMBD,   /* what else belongs to the embedding */
+    MODEL_HEAD,   /* output norm and head */
+    MODEL_NEXTN,  /* of a NextN block */
+    MODEL_GLOBAL, /* any other: rope factors */
+};
 /* ERR_FORMAT: of a block that the model does not have. */
 enum err_code model_part_of(const struct hparams *h, const char *name, enum model_part *out, struct err *e) KV_MUST_USE;
+
+/* Which of a model's tensors the window [first, end) has: the one rule for stage files, plans and memory. */
+struct model_window {
+    uint32_t first, end, n_block;
+    bool tied;        /* there is no head of its own: the table is used again */
+    bool nextn_table; /* a NextN block has no table of its own: the model's is used again */
+};
+/* has: is there a tensor of this name in the model? */
+typedef bool model_has(const void *ctx, const char *name);
+void model_window_init(struct model_window *w, const struct hparams *h, uint32_t first, uint32_t end, model_has *has,
+                       const void *ctx);
+
+enum model_use {
+    MODEL_ABSENT,  /* not in the window's stage file */
+    MODEL_LOADED,  /* in it, and in memory */
+    MODEL_CARRIED, /* in it, but not in memory: for NextN blocks, which no step runs yet */
+};
+/* block: of MODEL_BLOCK. */
+enum model_use model_window_use(const struct model_window *w, enum model_part part, uint32_t block);
 
 /* Bytes of tensors per part, for plans and `kvasir index`. */
 struct model_sizes {
     uint32_t n_block;
     uint64_t *block_bytes; /* [n_block] trunk blocks */
     uint64_t embd_bytes;   /* token embedding: on the first rank */
-    uint64_t head_bytes;   /* what the last rank adds: output norm and head, or norm and token_embd when tied */
+    uint64_t table_bytes;  /* of these, token_embd.weight */
+    uint64_t head_bytes;   /* what the last rank adds: output norm and head, or norm and table when tied */
     uint64_t global_bytes; /* tensors every rank needs (rope factors) */
-    uint64_t nextn_bytes;  /* NextN blocks: on no rank yet */
-    bool tied;
+    uint64_t nextn_bytes;  /* NextN blocks: in the last stage file, in no memory yet */
+    bool tied, nextn_table;
 };
 /* Of a stage file with the list of all tensors (slice.h): of the whole model. Of one without: of what it has, tied not
- * being known. */
+ * being known. ERR_FORMAT; ERR_RANGE: more than 2^63 bytes; ERR_NOMEM. */
 enum err_code model_sizes_read(const struct gguf *g, const struct hparams *h, struct model_sizes *out,
                                struct err *e) KV_MUST_USE;
 void model_sizes_fini(struct model_sizes *s);
 
-/* Tensor bytes of the window [first, end). */
+/* Tensor bytes of the window [first, end): in memory, and in its stage file. */
 uint64_t model_sizes_window(const struct model_sizes *s, uint32_t first, uint32_t end);
+uint64_t model_sizes_stage_file(const struct model_sizes *s, uint32_t first, uint32_t end);
 
 #endif

@@ -27,8 +27,7 @@ enum { TYPE_U8 = 0, TYPE_U32 = 4, TYPE_STRING = 8, TYPE_ARRAY = 9 }; /* of GGUF 
 /* What decides which tensors a window needs. */
 struct wants {
     const struct hparams *h;
-    uint32_t first, end;
-    bool embd_again; /* the last rank needs the token embedding too */
+    struct model_window w;
 };
 
 struct source {
@@ -45,54 +44,23 @@ struct source {
 static enum err_code wanted(const struct wants *w, const char *name, bool *out, struct err *e)
 {
     enum model_part part;
-    bool last = w->end == w->h->n_block;
     enum err_code rc = model_part_of(w->h, name, &part, e);
-    if (rc != OK)
-        return rc;
-    switch (part) {
-    case MODEL_BLOCK: {
-        uint32_t block = (uint32_t)gguf_block_of(name);
-        *out = block >= w->first && block < w->end;
-        break;
-    }
-    case MODEL_EMBD:
-        *out = w->first == 0 || (last && w->embd_again && strcmp(name, "token_embd.weight") == 0);
-        break;
-    case MODEL_HEAD:
-    case MODEL_NEXTN:
-        *out = last;
-        break;
-    case MODEL_GLOBAL:
-        *out = true;
-        break;
-    }
-    return OK;
+    if (rc == OK)
+        *out = model_window_use(&w->w, part, (uint32_t)gguf_block_of(name)) != MODEL_ABSENT;
+    return rc;
 }
 
 /* Is the tensor in the model, of which the source may be a part? */
-static bool model_has(const struct source *s, const char *name)
+static bool source_has(const void *ctx, const char *name)
 {
+    const struct source *s = ctx;
     return s->lines ? ident_find(s->lines, s->n_lines, name) != NULL : gguf_tensor_find(s->g, name) != NULL;
-}
-
-/* As the head where there is none, and for NextN blocks without a table of their own. */
-static bool needs_embd_again(const struct source *s, const struct hparams *h)
-{
-    char name[64];
-    if (!model_has(s, "output.weight"))
-        return true;
-    for (uint32_t i = 0; i < h->n_nextn; i++) {
-        snprintf(name, sizeof name, "blk.%u.nextn.embed_tokens.weight", h->n_block + i);
-        if (!model_has(s, name))
-            return true;
-    }
-    return false;
 }
 
 static enum err_code lacks(const struct source *s, const struct wants *w, const char *what, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, "%s lacks %s, which a stage file of [%u,%u) must have", gguf_path(s->g), what,
-                   w->first, w->end);
+                   w->w.first, w->w.end);
 }
 
 /* Nothing of a listed model may be missing; of another each block must have something, and both ends what they need. */
@@ -115,18 +83,17 @@ static enum err_code complete(const struct source *s, const struct wants *w, str
         if (block >= 0 && (uint32_t)block < w->h->n_block)
             seen[block] = 1;
     }
-    uint32_t b = w->first;
-    while (b < w->end && seen[b])
+    uint32_t b = w->w.first;
+    while (b < w->w.end && seen[b])
         b++;
     free(seen);
-    if (b < w->end) {
+    if (b < w->w.end) {
         snprintf(name, sizeof name, "block %u", b);
         return lacks(s, w, name, e);
     }
-    bool last = w->end == w->h->n_block;
-    if ((w->first == 0 || (last && w->embd_again)) && !gguf_tensor_find(s->g, "token_embd.weight"))
+    if (model_window_use(&w->w, MODEL_TABLE, 0) != MODEL_ABSENT && !gguf_tensor_find(s->g, "token_embd.weight"))
         return lacks(s, w, "token_embd.weight", e);
-    if (last && !gguf_tensor_find(s->g, "output_norm.weight"))
+    if (model_window_use(&w->w, MODEL_HEAD, 0) != MODEL_ABSENT && !gguf_tensor_find(s->g, "output_norm.weight"))
         return lacks(s, w, "output_norm.weight", e);
     return OK;
 }
@@ -288,14 +255,14 @@ enum err_code slice_plan(const struct gguf *g, const struct hparams *h, uint32_t
 {
     struct source s;
     struct slice plan = {.first = first, .end = end};
-    struct wants w = {.h = h, .first = first, .end = end};
+    struct wants w = {.h = h};
     if (first >= end || end > h->n_block)
         return err_set(e, ERR_RANGE, "the window [%u,%u) is not within the model's %u blocks", first, end, h->n_block);
     if (x && x->n_tensors != gguf_n_tensors(g))
         return err_set(e, ERR_ARG, "an index of %zu tensors, %s has %zu", x->n_tensors, gguf_path(g),
                        gguf_n_tensors(g));
     enum err_code rc = source_read(&s, g, x, e);
-    w.embd_again = needs_embd_again(&s, h);
+    model_window_init(&w.w, h, first, end, source_has, &s);
     if (rc == OK && s.label.stage_file && (first < s.label.first || end > s.label.end))
         rc = err_set(e, ERR_NOT_FOUND, "%s is a stage file of [%u,%u): it does not hold all of [%u,%u)", gguf_path(g),
                      s.label.first, s.label.end, first, end);

@@ -419,6 +419,15 @@ static void nextn_blocks_come_with_the_last_stage_file(void **state)
     assert_int_equal(r.info->weight_bytes, s.tensor_bytes); /* and nothing else */
     run_close(&r);
     run_close(&whole);
+    struct model_sizes sizes;
+    assert_int_equal(model_sizes_read(file, &h, &sizes, &e), OK);
+    p.nextn = false; /* as ranks are: what a plan reckons with */
+    open_run(&r, file, &p);
+    assert_int_equal(r.info->weight_bytes, model_sizes_window(&sizes, p.first, p.end));
+    assert_int_equal(s.tensor_bytes, model_sizes_stage_file(&sizes, p.first, p.end));
+    assert_true(r.info->weight_bytes < s.tensor_bytes);
+    run_close(&r);
+    model_sizes_fini(&sizes);
     slice_fini(&s);
     hparams_fini(&h);
     gguf_close(file);

@@ -14,8 +14,10 @@
 #include "lib/maker.h"
 #include "lib/test_util.h"
 #include "model/hparams.h"
+#include "model/ident.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -300,6 +302,53 @@ static void a_block_beyond_the_last_is_refused(void **state)
     gguf_close(g);
 }
 
+/* A list of tensors, of which a stage file has none, says what it likes: sums must not wrap. */
+static void sizes_beyond_any_machine_are_refused(void **state)
+{
+    (void)state;
+    const struct maker_params p = tiny();
+    static const uint8_t digest[DIGEST_BYTES];
+    struct buf list = {0}, file = {0};
+    struct hparams h;
+    struct model_sizes s;
+    struct err e;
+    struct gguf *g = made(&p), *far;
+    assert_int_equal(hparams_read(g, &h, &e), OK);
+    gguf_close(g);
+    ident_put_count(&list, 40);
+    for (int i = 0; i < 40; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "rope_%02d", i);
+        ident_put(&list, &(struct ident_tensor){.name = name,
+                                                .name_len = strlen(name),
+                                                .type = 0, /* f32 */
+                                                .ne = {1ll << 56, 1, 1, 1},
+                                                .digest = digest});
+    }
+    buf_puts(&file, "GGUF");
+    buf_put_u32(&file, 3);
+    buf_put_u64(&file, 0);
+    buf_put_u64(&file, 2);
+    buf_put_u64(&file, strlen(IDENT_KEY_FIRST));
+    buf_puts(&file, IDENT_KEY_FIRST);
+    buf_put_u32(&file, 4); /* u32 */
+    buf_put_u32(&file, 0);
+    buf_put_u64(&file, strlen(IDENT_KEY_TENSORS));
+    buf_puts(&file, IDENT_KEY_TENSORS);
+    buf_put_u32(&file, 9); /* an array of u8 */
+    buf_put_u32(&file, 0);
+    buf_put_u64(&file, list.len);
+    buf_put(&file, list.data, list.len);
+    if (gguf_open_mem(file.data, file.len, &far, &e) != OK)
+        fail_msg("%s", e.msg);
+    assert_int_equal(model_sizes_read(far, &h, &s, &e), ERR_RANGE);
+    assert_non_null(strstr(e.msg, "rope_31"));
+    gguf_close(far);
+    hparams_fini(&h);
+    buf_free(&list);
+    buf_free(&file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +366,7 @@ int main(void)
         cmocka_unit_test(a_scaling_factor_near_zero_is_refused),
         cmocka_unit_test(sizes_add_up_to_the_model),
         cmocka_unit_test(a_block_beyond_the_last_is_refused),
+        cmocka_unit_test(sizes_beyond_any_machine_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -199,12 +199,39 @@ static void cuts_add_up(const struct subject *s)
     }
 }
 
+/* What a plan reckons with is what slices hold, and in memory that without what is there for NextN blocks only. */
+static void sizes_are_right(const struct subject *s)
+{
+    struct model_sizes sizes;
+    struct err e;
+    assert_int_equal(model_sizes_read(s->g, &s->h, &sizes, &e), OK);
+    for (uint32_t first = 0; first < s->h.n_block; first++) {
+        for (uint32_t end = first + 1; end <= s->h.n_block; end++) {
+            struct slice plan;
+            uint64_t loaded = 0;
+            if (slice_plan(s->g, &s->h, first, end, NULL, &plan, &e) != OK)
+                fail_msg("%s", e.msg);
+            for (size_t i = 0; i < plan.n; i++) {
+                const struct gguf_tensor *t = plan.pieces[i].src;
+                bool table = strcmp(t->name, "token_embd.weight") == 0;
+                bool nextn = t->block >= (int32_t)s->h.n_block || (table && first > 0 && !sizes.tied);
+                loaded += nextn ? 0 : t->size;
+            }
+            assert_int_equal(model_sizes_stage_file(&sizes, first, end), plan.tensor_bytes);
+            assert_int_equal(model_sizes_window(&sizes, first, end), loaded);
+            slice_fini(&plan);
+        }
+    }
+    model_sizes_fini(&sizes);
+}
+
 static void model_is_right(const struct subject *s)
 {
     for (uint32_t first = 0; first < s->h.n_block; first++)
         for (uint32_t end = first + 1; end <= s->h.n_block; end++)
             window_is_right(s, first, end);
     cuts_add_up(s);
+    sizes_are_right(s);
 }
 
 /* --- tests --- */
@@ -719,6 +746,7 @@ static void a_stage_file_knows_the_sizes_of_its_model(void **state)
     assert_int_equal(model_sizes_read(m, &s.h, &b, &e), OK);
     assert_true(a.embd_bytes == b.embd_bytes && a.head_bytes == b.head_bytes && a.nextn_bytes == b.nextn_bytes);
     assert_true(a.global_bytes == b.global_bytes && a.tied == b.tied && a.embd_bytes > 0 && a.nextn_bytes > 0);
+    assert_true(a.table_bytes == b.table_bytes && a.nextn_table == b.nextn_table && a.nextn_table);
     assert_memory_equal(a.block_bytes, b.block_bytes, s.h.n_block * sizeof *a.block_bytes);
     model_sizes_fini(&a);
     model_sizes_fini(&b);

@@ -20,8 +20,12 @@
 
 static struct model_sizes sizes_of(uint64_t *blocks, uint32_t n, uint64_t head)
 {
-    return (struct model_sizes){
-        .n_block = n, .block_bytes = blocks, .embd_bytes = 1000, .head_bytes = head, .global_bytes = 7};
+    return (struct model_sizes){.n_block = n,
+                                .block_bytes = blocks,
+                                .embd_bytes = 1000,
+                                .table_bytes = 1000,
+                                .head_bytes = head,
+                                .global_bytes = 7};
 }
 
 static void windows_are(const struct plan_window *w, uint32_t n, const uint32_t *ends)
@@ -66,7 +70,7 @@ static void embedding_costs_nothing(void **state)
     struct model_sizes s = sizes_of(blocks, 4, 0);
     struct plan_window w[2];
     struct err e;
-    s.embd_bytes = 1u << 30;
+    s.embd_bytes = s.table_bytes = 1u << 30;
     assert_int_equal(plan_even(&s, 2, w, &e), OK);
     windows_are(w, 2, (const uint32_t[]){2, 4});
 }
