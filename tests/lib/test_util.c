@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "lib/test_util.h"
 
+#include <arpa/inet.h>
 #include <ftw.h>
+#include <netinet/in.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 static const char *join(const char *dir, const char *name, char out[PATH_MAX])
@@ -68,6 +71,21 @@ bool test_sanitized(void)
 #else
     return false;
 #endif
+}
+
+int test_dead_port(uint16_t *port)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    if (bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || getsockname(fd, (struct sockaddr *)&a, &len) != 0) {
+        close(fd);
+        return -1;
+    }
+    *port = ntohs(a.sin_port);
+    return fd;
 }
 
 static void print_ids(const char *what, const int32_t *id, size_t n)

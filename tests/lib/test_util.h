@@ -26,6 +26,10 @@ const char *test_demo_model(char out[PATH_MAX]);
 /* Removes a folder of this process's own with all that is in it. */
 void test_remove_tree(const char *path);
 
+/* A socket that is bound to a port of loopback and does not listen: nobody answers there, and nobody else can get it
+ * until it is closed. -1: there is none. */
+int test_dead_port(uint16_t *port);
+
 /* Are token ids what they should be? Prints both, and the text they are of, when not. */
 bool test_same_ids(const char *text, size_t len, const int32_t *got, size_t n_got, const int32_t *want, size_t n_want);
 

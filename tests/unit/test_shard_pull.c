@@ -50,14 +50,19 @@ static void rule(unsigned server, struct bad_rule r)
     bad_rule(rig.s[server], &r);
 }
 
-static struct remote *must_open(uint32_t n_urls)
+static struct remote *must_open_idle(uint32_t n_urls, uint32_t idle_ms)
 {
-    const struct remote_config c = {.urls = rig.urls, .n_urls = n_urls, .n_retries = 1, .idle_ms = 500};
+    const struct remote_config c = {.urls = rig.urls, .n_urls = n_urls, .n_retries = 1, .idle_ms = idle_ms};
     struct remote *r = NULL;
     struct err e;
     if (remote_open(&c, &r, &e) != OK)
         fail_msg("%s", e.msg);
     return r;
+}
+
+static struct remote *must_open(uint32_t n_urls)
+{
+    return must_open_idle(n_urls, 0);
 }
 
 static struct pull_request request_of(uint32_t first, uint32_t end)
@@ -341,7 +346,7 @@ static void test_progress_and_stopping(void **state)
     struct until u = {.bytes = 3000000};
     q.ctx = &u;
     q.progress = stop_at;
-    q.rate = 8u << 20;
+    q.rate = 4u << 20; /* all of it takes seconds, however late the progress is told */
     expect_pull(r, &q, ERR_CANCELLED, "stopped");
     assert_true(rig_exists(rig.part));
     assert_true(rig_exists(rig.journal));
@@ -367,7 +372,7 @@ static void begin(struct remote *r, bool need_index)
     q.need_index = need_index;
     q.ctx = &u;
     q.progress = stop_at;
-    q.rate = 12u << 20;
+    q.rate = 5u << 20;
     assert_int_equal(pull_window(r, &q, &x, &e), ERR_CANCELLED);
 }
 
@@ -508,7 +513,7 @@ static void test_misbehaving_origin_and_a_good_one(void **state)
     };
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         rig_reset(&rig);
-        struct remote *r = must_open(2);
+        struct remote *r = must_open_idle(2, 1000);
         rule(0, rules[i]);
         const struct pull_request q = request_of(1, 4);
         must_pull(r, &q);
@@ -520,7 +525,7 @@ static void test_misbehaving_origin_and_a_good_one(void **state)
 static void test_origin_that_dies(void **state)
 {
     (void)state;
-    struct remote *r = must_open(1);
+    struct remote *r = must_open_idle(1, 1000);
     const struct pull_request q = request_of(1, 4);
     rule(0, (struct bad_rule){.how = BAD_HANG, .n = 2000000, .times = 1});
     rule(0, (struct bad_rule){.how = BAD_HANG});
@@ -593,7 +598,7 @@ static void test_disk_that_becomes_full(void **state)
     small.rlim_cur = 100000;
     q.ctx = &small;
     q.progress = shrink;
-    q.rate = 10u << 20;
+    q.rate = 5u << 20;
     signal(SIGXFSZ, SIG_IGN);
     const enum err_code rc = pull_window(r, &q, &x, &e);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
