@@ -60,10 +60,15 @@ static enum err_code put_files(struct buf *out, const struct gguf *g, struct err
     put_key(out, ",", "files");
     buf_puts(out, "[");
     for (uint32_t i = 0; i < gguf_n_files(g); i++) {
+        const char *name = base_name(gguf_file_path(g, i));
+        const size_t len = strlen(name);
+        char clean[80];
+        if (len == 0 || len > MAX_FILE_NAME || !text_printable(name, len)) /* what a reader would refuse */
+            return err_set(e, ERR_FORMAT,
+                           "the file name \"%s\" is not UTF-8 of 1 to %u bytes without control characters",
+                           text_clean(name, len, clean, sizeof clean), MAX_FILE_NAME);
         put_key(out, i ? ",{" : "{", "name");
-        enum err_code rc = put_text(out, "the file name", base_name(gguf_file_path(g, i)), e);
-        if (rc != OK)
-            return rc;
+        text_put_json(out, name, len);
         buf_printf(out, ",\"size\":%llu}", (unsigned long long)gguf_file_size(g, i));
     }
     buf_puts(out, "]");

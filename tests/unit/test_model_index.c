@@ -681,6 +681,43 @@ static void text_says_what_is_in_the_files(void **state)
     buf_free(&text);
 }
 
+/* The same bytes wherever it is made: on another machine, by another compiler, in another locale. */
+static void text_of_a_model_is_fixed(void **state)
+{
+    (void)state;
+    struct buf text = {0};
+    uint8_t digest[DIGEST_BYTES];
+    char hex[DIGEST_HEX_SIZE];
+    write_index(WHOLE, &text);
+    digest_of(text.data, text.len, digest);
+    assert_string_equal(digest_hex(digest, hex), "2bf05f5050d2d0f455275e5685c31d092ba6d434471f540cc7291acb2b815da3");
+    buf_free(&text);
+}
+
+static void a_file_name_that_no_reader_takes_is_refused(void **state)
+{
+    (void)state;
+    char path[PATH_MAX];
+    struct buf b = {0}, out = {0};
+    struct hparams h = {.arch = "llama"};
+    struct model_sizes s = {0};
+    struct gguf *g;
+    struct index x;
+    struct err e;
+    tiny_bytes(&base_model, &b);
+    assert_int_equal(io_write_file(test_scratch("ti\tny.gguf", path), b.data, b.len, 0644, &e), OK);
+    assert_int_equal(gguf_open(path, &g, &e), OK);
+    unlink(path);
+    assert_int_equal(index_compute(g, NULL, NULL, &x, &e), OK);
+    assert_int_equal(index_write(g, &h, &s, &x, &out, &e), ERR_FORMAT);
+    assert_non_null(strstr(e.msg, "ti?ny.gguf\""));
+    assert_int_equal(out.len, 0);
+    index_fini(&x);
+    gguf_close(g);
+    buf_free(&b);
+    buf_free(&out);
+}
+
 static void names_that_are_not_utf8_are_refused(void **state)
 {
     (void)state;
@@ -734,6 +771,8 @@ int main(void)
         home_test(cache_needs_no_home),
         cmocka_unit_test(text_is_canonical_json),
         cmocka_unit_test(text_says_what_is_in_the_files),
+        cmocka_unit_test(text_of_a_model_is_fixed),
+        cmocka_unit_test(a_file_name_that_no_reader_takes_is_refused),
         cmocka_unit_test(names_that_are_not_utf8_are_refused),
     };
     log_set_level(LOG_ERROR); /* broken caches are warned of */
