@@ -175,7 +175,8 @@ enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e)
         if (c == 0)
             break;
     }
-    if (stat(tmp, &st) != 0 || !S_ISDIR(st.st_mode))
+    /* One that is gone again was removed by somebody else meanwhile. */
+    if (stat(tmp, &st) == 0 ? !S_ISDIR(st.st_mode) : lstat(tmp, &st) == 0)
         return err_set_os(e, ERR_IO, ENOTDIR, "cannot create the folder %s", tmp);
     return OK;
 }
