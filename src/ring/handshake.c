@@ -398,16 +398,28 @@ static enum err_code read_proof(struct handshake *h, const uint8_t *sealed, stru
     return handshake_check(&h->mine, &h->theirs, e);
 }
 
+/* A set of ciphers and the reserved bytes behind it. */
+static enum err_code check_ciphers(const char *which, const uint8_t *p, size_t n_reserved, struct err *e)
+{
+    if (!(p[0] & SEAL_CHACHA20))
+        return err_set(e, ERR_PROTOCOL, "%s message with ciphers %u: %u must be among them", which, p[0],
+                       (unsigned)SEAL_CHACHA20);
+    for (size_t i = 1; i <= n_reserved; i++) {
+        if (p[i] != 0)
+            return err_set(e, ERR_PROTOCOL, "%s message with a reserved byte of %u, not 0", which, p[i]);
+    }
+    return OK;
+}
+
 /* M1 at the listener; answers with M2. */
 static enum err_code take_dial(struct handshake *h, const uint8_t *body, struct err *e)
 {
     const uint8_t *ring = body, *point = ring + DIGEST_BYTES, *rest = point + SEAL_POINT_BYTES + RANDOM_BYTES;
     const uint32_t edge = le_get_u32(rest);
     h->their_ciphers = rest[4];
-    if (!(h->their_ciphers & SEAL_CHACHA20) || rest[5] || rest[6] || rest[7])
-        return err_set(e, ERR_PROTOCOL, "first message with ciphers %u: %u must be among them", h->their_ciphers,
-                       (unsigned)SEAL_CHACHA20);
-    enum err_code rc = h->edge_fn(h->edge_ctx, edge, &h->mine, &h->expected, e);
+    enum err_code rc = check_ciphers("first", rest + 4, 3, e);
+    if (rc == OK)
+        rc = h->edge_fn(h->edge_ctx, edge, &h->mine, &h->expected, e);
     if (rc == OK)
         rc = check_id("ring", h->mine.ring_id, ring, e);
     if (rc != OK)
@@ -433,11 +445,11 @@ static enum err_code take_listen(struct handshake *h, const uint8_t *body, struc
 {
     const uint8_t *rest = body + SEAL_POINT_BYTES + RANDOM_BYTES;
     h->their_ciphers = rest[0];
-    if (!(h->their_ciphers & SEAL_CHACHA20))
-        return err_set(e, ERR_PROTOCOL, "second message with ciphers %u: %u must be among them", h->their_ciphers,
-                       (unsigned)SEAL_CHACHA20);
+    enum err_code rc = check_ciphers("second", rest, 7, e);
+    if (rc != OK)
+        return rc;
     absorb(h, h->in, HANDSHAKE_HEAD_BYTES + PLAIN2_BYTES);
-    enum err_code rc = agree(h, body, e);
+    rc = agree(h, body, e);
     if (rc == OK)
         rc = read_proof(h, body + PLAIN2_BYTES, e);
     /* Also before a refusal: its seal covers the message that it refuses. */

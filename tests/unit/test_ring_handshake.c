@@ -545,6 +545,28 @@ static void test_messages_out_of_order_are_refused(void **state)
     }
 }
 
+static void test_reserved_bytes_are_refused_by_name(void **state)
+{
+    (void)state;
+    for (size_t at = 101; at < 104; at++) { /* of M1 */
+        struct pair p;
+        open_pair(&p);
+        p.dialer.out[HANDSHAKE_HEAD_BYTES + at] = 7;
+        run(&p);
+        expect_refusal(&p.listener, &p.dialer, ERR_PROTOCOL, "first message with a reserved byte of 7, not 0");
+        close_pair(&p);
+    }
+    for (size_t at = 65; at < 72; at++) { /* of M2 */
+        struct pair p;
+        open_pair(&p);
+        carry(&p.dialer, &p.listener);
+        p.listener.out[HANDSHAKE_HEAD_BYTES + at] = 7;
+        run(&p);
+        expect_refusal(&p.dialer, &p.listener, ERR_PROTOCOL, "second message with a reserved byte of 7, not 0");
+        close_pair(&p);
+    }
+}
+
 /* Somebody between the two changes one bit anywhere: it never ends well for both, and never in a weaker cipher. */
 static void test_every_changed_byte_of_every_message_is_noticed(void **state)
 {
@@ -631,6 +653,7 @@ int main(void)
         cmocka_unit_test(test_garbage_is_refused_without_an_answer),
         cmocka_unit_test(test_a_length_of_4_gib_is_refused),
         cmocka_unit_test(test_messages_out_of_order_are_refused),
+        cmocka_unit_test(test_reserved_bytes_are_refused_by_name),
         cmocka_unit_test(test_every_changed_byte_of_every_message_is_noticed),
         cmocka_unit_test(test_a_refusals_text_cannot_forge_lines),
         cmocka_unit_test(test_more_than_wanted_is_not_taken),
