@@ -115,6 +115,7 @@ struct frame_events {
     size_t begin; /* of the frame that is open */
     uint32_t n;   /* events in it; 0: none is open */
 };
+/* A token's n_top is within its limit, as frame_result_get leaves it; of a text goes what the limit lets. */
 void frame_events_add(struct frame_events *w, const struct frame_event *ev);
 void frame_events_add_raw(struct frame_events *w, const void *event, size_t len); /* as frame_events_get gave it */
 void frame_events_end(struct frame_events *w);

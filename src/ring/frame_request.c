@@ -274,7 +274,7 @@ static bool events_room(struct frame_events *w, size_t len)
 void frame_events_add(struct frame_events *w, const struct frame_event *ev)
 {
     size_t n_text = ev->is_end ? strnlen(ev->text, FRAME_MAX_EVENT_TEXT) : 0;
-    uint32_t n_top = ev->is_end || ev->token.n_top > BATCH_MAX_TOP ? 0 : ev->token.n_top;
+    size_t n_top = ev->token.n_top;
     if (!events_room(w, ev->is_end ? EVENT_END_BYTES + n_text : EVENT_TOKEN_BYTES + n_top * FRAME_TOP_BYTES))
         return;
     buf_put_u64(&w->out, ev->request_id);

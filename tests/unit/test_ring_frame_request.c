@@ -626,6 +626,67 @@ static void probe_refuses_bad_values(void **state)
     assert_int_equal(out.len, 0);
 }
 
+/* --- out of memory --- */
+
+/* Each encoder appends a whole frame or nothing, says so, and the buffer stays failed until it is cleared. */
+static void without_memory_nothing_is_appended(void **state)
+{
+    (void)state;
+    const struct frame_fail f = {.code = ERR_IO};
+    const int32_t token = 1;
+    const struct sched_request r = {.tokens = &token, .n_tokens = 1, .n_predict = 1};
+    struct batch_entry en = {.request_id = 1, .n_tok = 1, .flags = BATCH_RESET};
+    struct batch_result res = {.request_id = 1, .token = 1};
+    int32_t tokens = 1;
+    float row = 0;
+    struct batch x = {.n_entries = 1,
+                      .n_tok = 1,
+                      .n_embd = 1,
+                      .n_results = 1,
+                      .entries = &en,
+                      .tokens = &tokens,
+                      .rows = &row,
+                      .results = &res};
+    struct buf b = {.failed = true};
+    struct err e;
+    assert_int_equal(frame_step_put(&b, 1, &x, true, &e), ERR_NOMEM);
+    says(&e, "out of memory");
+    assert_int_equal(frame_result_put(&b, 1, &x, &e), ERR_NOMEM);
+    assert_int_equal(frame_request_put(&b, 1, 0, &golden_sampling, &e), ERR_NOMEM);
+    assert_int_equal(frame_submit_put(&b, ID(1, 1), &r, &e), ERR_NOMEM);
+    assert_int_equal(frame_cancel_put(&b, ID(1, 1), &e), ERR_NOMEM);
+    assert_int_equal(frame_probe_put(&b, &(struct frame_probe){.n_rows = 2}, &e), ERR_NOMEM);
+    assert_int_equal(frame_fail_put(&b, FRAME_FAIL, 1, &f, &e), ERR_NOMEM);
+    assert_int_equal(frame_heartbeat_put(&b, &e), ERR_NOMEM);
+    assert_true(b.failed && b.len == 0 && !b.data);
+    buf_clear(&b);
+    assert_int_equal(frame_cancel_put(&b, ID(1, 1), &e), OK);
+    buf_free(&b);
+}
+
+/* Events that are missing make the whole stream one with a hole: what follows is not written either. */
+static void without_memory_events_stay_failed(void **state)
+{
+    (void)state;
+    struct frame_events w = {0};
+    struct frame_event ev = {.request_id = ID(1, 1), .is_end = true, .reason = SCHED_STOP};
+    frame_events_add(&w, &ev);
+    size_t len = w.out.len;
+    w.out.failed = true;
+    frame_events_add(&w, &ev);
+    frame_events_add_raw(&w, "abc", 3);
+    frame_events_end(&w);
+    assert_true(w.out.failed);
+    assert_int_equal(w.out.len, len);
+    frame_events_clear(&w);
+    assert_false(w.out.failed);
+    frame_events_add(&w, &ev);
+    frame_events_end(&w);
+    assert_int_equal(w.out.len, len);
+    assert_int_equal(header_of(&w.out).type, FRAME_EVENTS);
+    buf_free(&w.out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -650,6 +711,8 @@ int main(void)
         cmocka_unit_test(a_long_text_is_cut),
         cmocka_unit_test(probe_goes_around),
         cmocka_unit_test(probe_refuses_bad_values),
+        cmocka_unit_test(without_memory_nothing_is_appended),
+        cmocka_unit_test(without_memory_events_stay_failed),
     };
     return cmocka_run_group_tests_name("ring_frame_request", tests, NULL, NULL);
 }
