@@ -169,6 +169,7 @@ struct rig *rig_new(uint32_t n, uint32_t n_slots, uint32_t n_batch)
     assert_true(n_slots <= RIG_MAX_SLOTS);
     pthread_mutex_init(&r->meter.mutex, NULL);
     r->n = n;
+    r->config.link.death_ms = RIG_DEATH_MS;
     r->m = (struct manifest){.epoch = 1,
                              .ring_id = {1},
                              .model_id = {2},

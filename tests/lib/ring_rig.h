@@ -20,6 +20,7 @@
 #define RIG_CTX       256u
 #define RIG_MAX_SLOTS 400
 #define RIG_WAIT_MS   30000u
+#define RIG_DEATH_MS  20000u /* of links: longer than a slow machine stands still */
 
 /* After the first so many positions. */
 struct rig_state {
@@ -79,7 +80,7 @@ struct ask {
 /* What a request must get: n_out tokens. */
 void rig_expected(const int32_t *prompt, uint32_t n, uint64_t seed, uint32_t n_out, int32_t *out);
 
-/* n ranks with keys, windows and listening sockets, not started. */
+/* n ranks with keys, windows and listening sockets, not started. Their links die after RIG_DEATH_MS of silence. */
 struct rig *rig_new(uint32_t n, uint32_t n_slots, uint32_t n_batch);
 /* Starts a rank by what manifest m says of it: a fresh process as far as its state goes. */
 void rig_start(struct rig *r, uint32_t i, const struct manifest *m);

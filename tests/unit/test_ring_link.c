@@ -97,12 +97,16 @@ static void on_down(void *ctx, enum err_code code, const char *text)
     pthread_mutex_unlock(&x->mutex);
 }
 
+/* Where a test does not say when a link is dead it is so only after a time for which no machine stands still. */
 static void start(struct end *x, struct link *l, const struct link_options *opt)
 {
     struct err e;
     const struct link_callbacks cb = {.ctx = x, .on_frame = on_frame, .on_down = on_down};
+    struct link_options patient = opt ? *opt : (struct link_options){0};
+    if (patient.death_ms == 0)
+        patient.death_ms = WAIT_MS;
     x->link = l;
-    assert_int_equal(link_start(l, &cb, opt, &e), OK);
+    assert_int_equal(link_start(l, &cb, &patient, &e), OK);
 }
 
 /* Waits until *counter >= n. */
@@ -378,7 +382,7 @@ static void test_a_stuck_link_is_closed_at_once(void **state)
     uint64_t t0 = clock_now_ns();
     link_close(client.link);
     client.link = NULL;
-    assert_true(clock_now_ns() - t0 < 5 * CLOCK_NS_PER_S);
+    assert_true(clock_now_ns() - t0 < WAIT_MS * CLOCK_NS_PER_MS); /* and not never */
     assert_int_equal(client.n_down, 0);
     pthread_mutex_lock(&w.server.mutex);
     w.server.gate_shut = false;
@@ -583,7 +587,7 @@ static void test_strangers_do_not_stop_the_listener(void **state)
     static const char garbage[] = "\x16\x03\x01 this is not what you expect, is it? 0123456789";
     struct world w;
     int silent, half, noise;
-    world_open(&w, 150);
+    world_open(&w, 1000); /* the honest one has to be done by then */
     for (int i = 0; i < 30; i++)
         close(connect_raw(&w)); /* a port scan */
     silent = connect_raw(&w);
