@@ -12,13 +12,14 @@
 
 #define RETRY_MAX_MS 2000u
 #define DIAL_MS      2500u /* a stop may have to wait for a dial: less than local.c waits for a node */
+#define BRIEF_MS     1000u /* a link that lives no longer than this began in vain */
 
 /* What a link's callbacks get as their context. */
 struct tie {
     struct edges *x;
     struct link *link;
     enum edges_end end;
-    uint64_t generation;
+    uint64_t generation, since_ns;
     bool up;          /* started */
     struct tie *next; /* in the list of links to be closed */
 };
@@ -28,7 +29,8 @@ struct end {
     bool dial;       /* this node dials it */
     struct tie *tie; /* the live link, NULL when there is none */
     uint64_t next_dial_ns;
-    uint32_t pause_ms;
+    uint32_t pause_ms;                      /* after a dial that fails */
+    uint32_t brief_ms;                      /* after a link that was brief */
     struct link_stats past;                 /* of links that are gone */
     struct err lost;                        /* why the last of them went down; OK: there was none */
     char last[sizeof((struct err){0}.msg)]; /* last reason a dial failed: said once, not at every try */
@@ -58,12 +60,29 @@ static uint32_t end_rank(const struct edges *x, enum edges_end end)
     return end == EDGES_PREDECESSOR ? (x->c.rank + n - 1) % n : (x->c.rank + 1) % n;
 }
 
-static void add_stats(struct link_stats *to, const struct link_stats *s)
+static void add_stats(struct link_stats *to, const struct tie *tie)
 {
-    to->frames_in += s->frames_in;
-    to->frames_out += s->frames_out;
-    to->bytes_in += s->bytes_in;
-    to->bytes_out += s->bytes_out;
+    struct link_stats s;
+    link_stats_get(tie->link, &s);
+    to->frames_in += s.frames_in;
+    to->frames_out += s.frames_out;
+    to->bytes_in += s.bytes_in;
+    to->bytes_out += s.bytes_out;
+}
+
+static uint32_t longer(uint32_t pause_ms)
+{
+    return pause_ms * 2 < RETRY_MAX_MS ? pause_ms * 2 : RETRY_MAX_MS;
+}
+
+/* A link is gone: the next dial is due at once, unless it was brief. A neighbour that is there, but with which no link
+ * lasts, would else be dialed without end. With the mutex. */
+static void plan_dial(const struct edges *x, struct end *end, uint64_t since_ns)
+{
+    bool brief = clock_now_ns() - since_ns < BRIEF_MS * CLOCK_NS_PER_MS;
+    end->next_dial_ns = clock_deadline_ms(brief ? end->brief_ms : 0);
+    end->brief_ms = brief ? longer(end->brief_ms) : x->c.retry_ms;
+    end->pause_ms = x->c.retry_ms;
 }
 
 /* --- callbacks of links -------------------------------------------------------------------------- */
@@ -77,20 +96,18 @@ static bool retire(struct edges *x, struct tie *tie, enum err_code code, const c
     end->tie = NULL;
     tie->next = x->dead;
     x->dead = tie;
-    end->pause_ms = x->c.retry_ms;
-    end->next_dial_ns = clock_now_ns();
+    plan_dial(x, end, tie->since_ns);
     err_set(&end->lost, code == OK ? ERR_CLOSED : code, "rank %u lost its %s: %s", x->c.rank, end_name(tie->end),
             text[0] ? text : err_text(code));
     pthread_cond_signal(&x->wake);
     return true;
 }
 
-/* Says goodbye to the live link of an end and drops it; only, NULL for any. */
-static void drop(struct edges *x, enum edges_end end, const struct tie *only, enum err_code code, const char *text)
+void edges_drop(struct edges *x, enum edges_end end, uint64_t generation, enum err_code code, const char *text)
 {
     pthread_mutex_lock(&x->mutex);
     struct tie *tie = x->end[end].tie;
-    bool was = tie && (!only || tie == only);
+    bool was = tie && (generation == 0 || tie->generation == generation);
     if (was) {
         link_bye(tie->link, code, x->c.rank, text);
         retire(x, tie, code, text);
@@ -104,15 +121,21 @@ static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *pay
 {
     struct tie *tie = ctx;
     struct edges *x = tie->x;
+    struct err e;
+    enum err_code rc;
     if (h->type == FRAME_BYE)
         return; /* on_down follows and has its text */
-    if (tie->end == EDGES_PREDECESSOR) {
-        x->c.on_frame(x->c.ctx, x, tie->generation, h, payload);
-        return;
-    }
-    /* Nothing but heartbeats goes upstream. */
-    drop(x, tie->end, tie, ERR_PROTOCOL,
-         "the successor sent a frame; frames travel only from predecessor to successor");
+    pthread_mutex_lock(&x->mutex);
+    bool live = x->end[tie->end].tie == tie;
+    pthread_mutex_unlock(&x->mutex);
+    if (!live)
+        return; /* the keeper has not closed it yet */
+    if (tie->end == EDGES_PREDECESSOR)
+        rc = x->c.on_frame(x->c.ctx, x, tie->generation, h, payload, &e);
+    else
+        rc = err_set(&e, ERR_PROTOCOL, "the successor sent a frame; they travel only from predecessor to successor");
+    if (rc != OK)
+        edges_drop(x, tie->end, tie->generation, rc, e.msg);
 }
 
 static void on_down(void *ctx, enum err_code code, const char *text)
@@ -134,10 +157,14 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
     struct err e;
     struct link_callbacks cb = {.ctx = tie, .on_frame = on_frame, .on_down = on_down};
     if (!tie) {
+        log_error("ring", "edge=%u out of memory for a link", x->end[which].edge);
         link_close(link);
+        pthread_mutex_lock(&x->mutex);
+        plan_dial(x, &x->end[which], clock_now_ns());
+        pthread_mutex_unlock(&x->mutex);
         return;
     }
-    *tie = (struct tie){.x = x, .link = link, .end = which};
+    *tie = (struct tie){.x = x, .link = link, .end = which, .since_ns = clock_now_ns()};
     pthread_mutex_lock(&x->mutex);
     bool replaced = x->end[which].tie != NULL;
     if (replaced)
@@ -203,16 +230,13 @@ static void close_dead(struct edges *x)
     for (;;) {
         pthread_mutex_lock(&x->mutex);
         struct tie *tie = x->dead;
-        if (tie)
+        if (tie) {
             x->dead = tie->next;
+            add_stats(&x->end[tie->end].past, tie);
+        }
         pthread_mutex_unlock(&x->mutex);
         if (!tie)
             return;
-        struct link_stats s;
-        link_stats_get(tie->link, &s);
-        pthread_mutex_lock(&x->mutex);
-        add_stats(&x->end[tie->end].past, &s);
-        pthread_mutex_unlock(&x->mutex);
         link_close(tie->link);
         free(tie);
     }
@@ -255,7 +279,8 @@ static void dial(struct edges *x, enum edges_end which)
     }
     pthread_mutex_lock(&x->mutex);
     end->next_dial_ns = clock_deadline_ms(end->pause_ms);
-    end->pause_ms = end->pause_ms * 2 < RETRY_MAX_MS ? end->pause_ms * 2 : RETRY_MAX_MS;
+    end->pause_ms = longer(end->pause_ms);
+    end->brief_ms = x->c.retry_ms;
     pthread_mutex_unlock(&x->mutex);
 }
 
@@ -328,7 +353,8 @@ enum err_code edges_start(const struct edges_config *config, struct edges **out,
     x->end[EDGES_PREDECESSOR] = (struct end){.edge = before, .dial = m->ranks[before].dial == MANIFEST_DIAL_SUCCESSOR};
     x->end[EDGES_SUCCESSOR] =
         (struct end){.edge = x->c.rank, .dial = m->ranks[x->c.rank].dial == MANIFEST_DIAL_PREDECESSOR};
-    x->end[0].pause_ms = x->end[1].pause_ms = x->c.retry_ms;
+    for (int i = 0; i < EDGES_END_COUNT; i++)
+        x->end[i].pause_ms = x->end[i].brief_ms = x->c.retry_ms;
     pthread_mutex_init(&x->mutex, NULL);
     thread_cond_init(&x->wake);
     enum err_code rc = listen_start(x, e);
@@ -377,11 +403,6 @@ enum err_code edges_send(struct edges *x, const void *frames, size_t len, struct
     return rc;
 }
 
-void edges_drop(struct edges *x, enum edges_end end, enum err_code code, const char *text)
-{
-    drop(x, end, NULL, code, text);
-}
-
 uint64_t edges_generation(struct edges *x, enum edges_end end, struct err *lost)
 {
     pthread_mutex_lock(&x->mutex);
@@ -394,13 +415,15 @@ uint64_t edges_generation(struct edges *x, enum edges_end end, struct err *lost)
 
 void edges_stats(struct edges *x, enum edges_end end, struct link_stats *out)
 {
-    struct link_stats live = {0};
     pthread_mutex_lock(&x->mutex);
     *out = x->end[end].past;
     if (x->end[end].tie)
-        link_stats_get(x->end[end].tie->link, &live);
+        add_stats(out, x->end[end].tie);
+    for (const struct tie *tie = x->dead; tie; tie = tie->next) {
+        if (tie->end == end)
+            add_stats(out, tie);
+    }
     pthread_mutex_unlock(&x->mutex);
-    add_stats(out, &live);
 }
 
 uint16_t edges_port(const struct edges *x)

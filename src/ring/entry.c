@@ -205,7 +205,7 @@ void entry_break(struct entry *en, enum err_code code, const char *text)
     bool sent = send_out(x, &out, &why);
     pthread_mutex_unlock(&en->mutex);
     if (!sent)
-        edges_drop(x, EDGES_SUCCESSOR, why.code, why.msg);
+        edges_drop(x, EDGES_SUCCESSOR, 0, why.code, why.msg);
     buf_free(&out);
 }
 
@@ -264,7 +264,7 @@ bool entry_cancel(struct entry *en, uint64_t id)
     }
     pthread_mutex_unlock(&en->mutex);
     if (!sent)
-        edges_drop(x, EDGES_SUCCESSOR, why.code, why.msg);
+        edges_drop(x, EDGES_SUCCESSOR, 0, why.code, why.msg);
     buf_free(&out);
     return found;
 }
@@ -309,7 +309,7 @@ enum err_code entry_events(struct entry *en, struct edges *x, const uint8_t *pay
     pthread_mutex_unlock(&en->mutex);
     frame_events_end(&s.rest);
     if (rc == OK && !send_out(x, &s.rest.out, &why))
-        edges_drop(x, EDGES_SUCCESSOR, why.code, why.msg);
+        edges_drop(x, EDGES_SUCCESSOR, 0, why.code, why.msg);
     buf_free(&s.rest.out);
     if (rc == OK && s.astray)
         rc = err_set(e, ERR_PROTOCOL, "an event for rank %u came to rank %u, which is behind it", s.astray, en->c.rank);

@@ -6,6 +6,7 @@
 #include "base/io.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "ring/inbox.h"
 #include "ring/remote.h"
 
 #include <stdatomic.h>
@@ -19,28 +20,17 @@
 #define SILENCE_MS     5000u /* of rank 0, at least, before it counts as lost: some probes */
 #define TICK_MS        100u
 
-/* A frame on its way from a link's reader to the compute thread. */
-struct letter {
-    struct frame_header h;
-    uint64_t generation; /* of the link it came by */
-    struct buf payload;
-    struct letter *next;
-};
-
 struct node {
     struct node_config c;
     struct frame_limits lim;
     struct edges *edges; /* NULL in a ring of one */
+    struct inbox *inbox; /* from link threads to the compute thread */
     pthread_t thread;
     bool started;
 
-    pthread_mutex_t mutex;  /* guards the inbox and the flags */
-    pthread_cond_t wake;    /* the compute thread waits for work */
-    pthread_cond_t turned;  /* `ready` changed */
-    struct letter *letters; /* [n_letters] */
-    uint32_t n_letters;
-    struct letter *first, *last, *unused; /* unused: last in, first out, so that few of the buffers ever grow */
-    bool stop, work, ready;
+    pthread_mutex_t mutex; /* guards what follows */
+    pthread_cond_t turned; /* `ready` changed */
+    bool ready;
     struct frame_probe view; /* the latest that came by */
     uint64_t view_ns;        /* when; 0: none */
 
@@ -53,12 +43,13 @@ struct node {
     struct batch b;
     struct buf out;
     struct sched_start *starts;
-    struct refused { /* last rank, [n_slots]: parameters that the stage refused; the request's first step fails */
+    struct announced {       /* last rank, [n_slots]: the request whose parameters came last */
         uint64_t request_id; /* 0: none */
-        struct err why;
-    } *refused;
+        struct err refused;  /* not OK: the stage does not take them, and the request's first step fails */
+    } *announced;
     uint64_t generation[EDGES_END_COUNT];
     uint64_t probe_nonce, probe_due_ns, last_news_ns;
+    uint64_t broken_ns; /* rank 0: since when the ring is not whole */
 
     _Atomic uint64_t n_steps, n_tok, busy_ns;
 };
@@ -91,7 +82,7 @@ static void end_stream(struct node *n, struct edges *x, const char *what, const 
     log_line(gone ? LOG_INFO : LOG_WARN, "ring", "%s: rank %u: %s was not passed on: %s", err_name(why->code),
              n->c.rank, what, why->msg);
     if (!gone)
-        edges_drop(x, EDGES_SUCCESSOR, why->code, why->msg);
+        edges_drop(x, EDGES_SUCCESSOR, 0, why->code, why->msg);
 }
 
 /* Rank 0, after anything that may have ended requests or brought tokens; with the scheduler's lock. */
@@ -102,32 +93,26 @@ static void tell(struct node *n, struct edges *x)
         end_stream(n, x, "what became of requests", &e);
 }
 
-static void wake(struct node *n)
-{
-    pthread_mutex_lock(&n->mutex);
-    n->work = true;
-    pthread_cond_signal(&n->wake);
-    pthread_mutex_unlock(&n->mutex);
-}
-
-/* Rank 0: a request from elsewhere, or the news that it is over. */
-static enum err_code take_remote(struct node *n, struct edges *x, const struct frame_header *h, const uint8_t *payload,
-                                 struct err *e)
+/* Rank 0: a request from elsewhere, or the news that it is over. Where it entered, it has ended if the link by which it
+ * came is gone: broken() then ends it, too, or has been here before. */
+static enum err_code take_remote(struct node *n, struct edges *x, uint64_t generation, const struct frame_header *h,
+                                 const uint8_t *payload, struct err *e)
 {
     enum err_code rc = OK;
     pthread_mutex_lock(&n->sched_mutex);
-    if (h->type == FRAME_CANCEL)
+    bool live = edges_generation(x, EDGES_PREDECESSOR, NULL) == generation;
+    if (live && h->type == FRAME_CANCEL)
         remote_cancel(n->remote, h->request_id);
-    else
+    else if (live)
         rc = remote_submit(n->remote, h->request_id, payload, h->length, &n->lim, node_is_ready(n), e);
     tell(n, x);
     pthread_mutex_unlock(&n->sched_mutex);
-    wake(n);
+    inbox_wake(n->inbox);
     return rc;
 }
 
 /* FRAME_SUBMIT, FRAME_CANCEL: on to rank 0. */
-static enum err_code on_way_to_first(struct node *n, struct edges *x, const struct frame_header *h,
+static enum err_code on_way_to_first(struct node *n, struct edges *x, uint64_t generation, const struct frame_header *h,
                                      const uint8_t *payload, struct err *e)
 {
     uint32_t from = frame_entry_rank(h->request_id);
@@ -136,7 +121,7 @@ static enum err_code on_way_to_first(struct node *n, struct edges *x, const stru
     if (h->type == FRAME_CANCEL && h->length != 0)
         return err_set(e, ERR_FORMAT, "a cancellation with a payload of %u bytes, 0 are allowed", h->length);
     if (is_first(n))
-        return take_remote(n, x, h, payload, e);
+        return take_remote(n, x, generation, h, payload, e);
     struct buf out = {0};
     struct err why;
     uint8_t head[FRAME_HEADER_BYTES];
@@ -167,62 +152,19 @@ static void lose(struct node *n, enum err_code code, const char *text)
     set_ready(n, false);
 }
 
-/* --- the inbox: link threads put, the compute thread takes --------------------------------------- */
-
-static void put_letter(struct node *n, struct edges *x, uint64_t generation, const struct frame_header *h,
-                       const uint8_t *payload)
-{
-    pthread_mutex_lock(&n->mutex);
-    struct letter *l = n->unused;
-    if (l)
-        n->unused = l->next;
-    pthread_mutex_unlock(&n->mutex);
-    if (!l) {
-        edges_drop(x, EDGES_PREDECESSOR, ERR_LIMIT, "more frames than the ring allows wait here");
-        return;
-    }
-    l->h = *h;
-    l->generation = generation;
-    buf_clear(&l->payload);
-    buf_put(&l->payload, payload, h->length);
-    bool failed = l->payload.failed;
-    l->next = NULL;
-    pthread_mutex_lock(&n->mutex);
-    if (failed) {
-        l->next = n->unused;
-        n->unused = l;
-    } else {
-        if (n->last)
-            n->last->next = l;
-        else
-            n->first = l;
-        n->last = l;
-    }
-    pthread_mutex_unlock(&n->mutex);
-    pthread_cond_signal(&n->wake); /* unlocked: who wakes up can go on at once */
-    if (failed)
-        edges_drop(x, EDGES_PREDECESSOR, ERR_NOMEM, "out of memory for a frame");
-}
-
-static void on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
-                     const uint8_t *payload)
+static enum err_code on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
+                              const uint8_t *payload, struct err *e)
 {
     struct node *n = ctx;
-    struct err e;
-    enum err_code rc = OK;
     switch (h->type) {
     case FRAME_SUBMIT:
     case FRAME_CANCEL:
-        rc = on_way_to_first(n, x, h, payload, &e);
-        break;
+        return on_way_to_first(n, x, generation, h, payload, e);
     case FRAME_EVENTS:
-        rc = on_events(n, x, h, payload, &e);
-        break;
+        return on_events(n, x, h, payload, e);
     default:
-        put_letter(n, x, generation, h, payload);
+        return inbox_put(n->inbox, generation, h, payload, e);
     }
-    if (rc != OK)
-        edges_drop(x, EDGES_PREDECESSOR, rc, e.msg);
 }
 
 static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
@@ -231,14 +173,10 @@ static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code,
     const char *who = end == EDGES_PREDECESSOR ? "predecessor" : "successor";
     if (up)
         log_info("ring", "rank=%u the %s is linked", n->c.rank, who);
-    pthread_mutex_lock(&n->mutex);
-    if (!up && !n->stop) {
+    if (!up && !inbox_is_closed(n->inbox))
         log_line(code == OK ? LOG_INFO : LOG_WARN, "ring", "%s: the %s of rank %u is lost: %s", err_name(code), who,
                  n->c.rank, text);
-    }
-    n->work = true;
-    pthread_cond_signal(&n->wake);
-    pthread_mutex_unlock(&n->mutex);
+    inbox_wake(n->inbox);
     if (!up && !is_first(n))
         lose(n, code, text); /* at once, though the compute thread may be busy */
 }
@@ -266,7 +204,7 @@ static void send_fail(struct node *n, uint64_t step_id, const struct frame_fail 
     struct err e;
     buf_clear(&n->out);
     if (frame_fail_put(&n->out, FRAME_FAIL, step_id, f, &e) != OK)
-        log_error("ring", "rank=%u cannot report a failure: %s", n->c.rank, e.msg);
+        end_stream(n, n->edges, "a failure", &e);
     else
         pass(n, "a failure");
 }
@@ -292,6 +230,8 @@ static void broken(struct node *n, enum err_code code, const char *text)
     set_ready(n, false);
     n->probe_nonce = 0;
     n->probe_due_ns = 0;
+    if (was)
+        n->broken_ns = clock_now_ns();
     pthread_mutex_lock(&n->sched_mutex);
     sched_fail_all(n->sched, code, text);
     remote_fail_all(n->remote, code, text);
@@ -324,8 +264,10 @@ static void take_results(struct node *n, uint64_t step_id)
     enum err_code rc = sched_result(n->sched, step_id, n->b.results, n->b.n_results, &e);
     tell(n, n->edges);
     pthread_mutex_unlock(&n->sched_mutex);
-    if (rc != OK)
-        edges_drop(n->edges, EDGES_PREDECESSOR, rc, e.msg);
+    if (rc != OK && n->edges)
+        edges_drop(n->edges, EDGES_PREDECESSOR, n->generation[EDGES_PREDECESSOR], rc, e.msg);
+    else if (rc != OK)
+        log_error("ring", "%s: the stage: %s", err_name(rc), e.msg); /* its requests have failed */
 }
 
 static void fail_step(struct node *n, uint64_t step_id, const struct err *e)
@@ -379,15 +321,19 @@ static bool lead(struct node *n)
     return true;
 }
 
-/* A request in this step whose sampling parameters the stage refused? */
-static enum err_code check_refused(const struct node *n, struct err *e)
+/* Last rank: would the step be sampled with each request's own parameters? */
+static enum err_code check_announced(const struct node *n, struct err *e)
 {
     for (uint32_t i = 0; is_last(n) && i < n->b.n_entries; i++) {
-        const struct refused *r = &n->refused[n->b.entries[i].slot];
-        if (r->request_id == 0 || r->request_id != n->b.entries[i].request_id)
-            continue;
-        *e = r->why;
-        return r->why.code;
+        const struct batch_entry *en = &n->b.entries[i];
+        const struct announced *a = &n->announced[en->slot];
+        if (a->request_id != en->request_id)
+            return err_set(e, ERR_STALE, "slot %u is in use by request %llu, but the parameters here are of %llu",
+                           en->slot, (unsigned long long)en->request_id, (unsigned long long)a->request_id);
+        if (a->refused.code != OK) {
+            *e = a->refused;
+            return e->code;
+        }
     }
     return OK;
 }
@@ -401,7 +347,7 @@ static enum err_code follow(struct node *n, const struct letter *l, struct err *
     if (rc != OK)
         return rc;
     struct err why;
-    rc = check_refused(n, &why);
+    rc = check_announced(n, &why);
     if (rc == OK)
         rc = run_stage(n, &why);
     buf_clear(&n->out);
@@ -443,10 +389,10 @@ static enum err_code on_request(struct node *n, const struct letter *l, struct e
         pass_on(n, l);
         return OK;
     }
-    struct refused *r = &n->refused[slot];
-    r->request_id = 0;
-    if (n->c.stage.sampling && n->c.stage.sampling(n->c.stage.ctx, slot, &s, &r->why) != OK)
-        r->request_id = l->h.request_id;
+    struct announced *a = &n->announced[slot];
+    *a = (struct announced){.request_id = l->h.request_id};
+    if (n->c.stage.sampling && n->c.stage.sampling(n->c.stage.ctx, slot, &s, &a->refused) != OK)
+        log_debug("ring", "rank=%u slot=%u refused parameters: %s", n->c.rank, slot, a->refused.msg);
     return OK;
 }
 
@@ -541,7 +487,7 @@ static void probe_comes_by(struct node *n, struct frame_probe *p)
     keep_view(n, p);
     if (!p->ready) {
         lose(n, ERR_CLOSED, "the ring is not whole");
-    } else if (!node_is_ready(n) && n->generation[EDGES_SUCCESSOR]) {
+    } else if (n->generation[EDGES_SUCCESSOR]) { /* each time: lose() may have run in the middle of this */
         entry_open(n->entry);
         set_ready(n, true);
     }
@@ -615,7 +561,7 @@ static void handle(struct node *n, const struct letter *l)
         rc = err_set(&e, ERR_PROTOCOL, "a frame of type %d has no business here", (int)l->h.type);
     }
     if (rc != OK)
-        edges_drop(n->edges, EDGES_PREDECESSOR, rc, e.msg);
+        edges_drop(n->edges, EDGES_PREDECESSOR, l->generation, rc, e.msg);
 }
 
 /* --- the compute thread -------------------------------------------------------------------------- */
@@ -653,7 +599,7 @@ static void look_at_edges(struct node *n)
     event(n, NODE_LOST, why.code, why.msg);
 }
 
-/* Rank 0 of a real ring: probes, and notices that nothing comes back. */
+/* Rank 0 of a real ring: probes, and notices that nothing comes back, or that the ring stays broken. */
 static void keep_time(struct node *n)
 {
     uint64_t now = clock_now_ns();
@@ -665,10 +611,12 @@ static void keep_time(struct node *n)
         n->probe_due_ns = clock_deadline_ms(node_is_ready(n) ? PROBE_LATER_MS : PROBE_EARLY_MS);
     }
     struct sched_counts k;
+    uint64_t limit = (uint64_t)n->c.stall_ms * CLOCK_NS_PER_MS;
     pthread_mutex_lock(&n->sched_mutex);
     sched_count(n->sched, &k);
+    if (k.n_waiting > 0 && !node_is_ready(n) && now - n->broken_ns > limit)
+        sched_fail_waiting(n->sched, ERR_CLOSED, "the ring has not been whole for too long");
     pthread_mutex_unlock(&n->sched_mutex);
-    uint64_t limit = (uint64_t)n->c.stall_ms * CLOCK_NS_PER_MS;
     if (k.n_steps > 0 && now - k.oldest_step_ns > limit && now - n->last_news_ns > limit)
         broken(n, ERR_TIMEOUT, "no rank has sent anything on for too long");
 }
@@ -681,26 +629,13 @@ static void keep_listening(struct node *n)
         lose(n, ERR_TIMEOUT, "nothing was heard of rank 0 for too long");
 }
 
-static struct letter *take(struct node *n)
-{
-    struct letter *l = n->first;
-    if (l) {
-        n->first = l->next;
-        if (!n->first)
-            n->last = NULL;
-    }
-    return l;
-}
-
 static void *compute(void *arg)
 {
     struct node *n = arg;
-    pthread_mutex_lock(&n->mutex);
-    while (!n->stop) {
-        struct letter *l = take(n);
-        n->work = false;
-        pthread_mutex_unlock(&n->mutex);
-        bool busy = l != NULL;
+    struct letter *l;
+    bool busy = false;
+    while (inbox_take(n->inbox, busy ? 0 : clock_deadline_ms(TICK_MS), &l)) {
+        busy = l != NULL;
         if (n->edges)
             look_at_edges(n);
         if (l)
@@ -713,15 +648,8 @@ static void *compute(void *arg)
         } else {
             keep_listening(n);
         }
-        pthread_mutex_lock(&n->mutex);
-        if (l) {
-            l->next = n->unused;
-            n->unused = l;
-        }
-        if (!busy && !n->first && !n->work && !n->stop)
-            thread_cond_wait(&n->wake, &n->mutex, clock_deadline_ms(TICK_MS));
+        inbox_give_back(n->inbox, l);
     }
-    pthread_mutex_unlock(&n->mutex);
     return NULL;
 }
 
@@ -769,7 +697,7 @@ enum err_code node_submit(struct node *n, const struct sched_request *r, uint64_
     rc = remote_submit_own(n->remote, r, id, e);
     pthread_mutex_unlock(&n->sched_mutex);
     if (rc == OK)
-        wake(n);
+        inbox_wake(n->inbox);
     return rc;
 }
 
@@ -832,16 +760,10 @@ static enum err_code make_memory(struct node *n, struct err *e)
     n->b.tokens = calloc(m->n_batch, sizeof *n->b.tokens);
     n->b.rows = malloc((size_t)m->n_batch * m->n_embd * sizeof *n->b.rows);
     n->starts = calloc(m->n_slots, sizeof *n->starts);
-    n->n_letters = INBOX_SPARE + 2 * m->n_slots;
-    n->letters = calloc(n->n_letters, sizeof *n->letters);
-    n->refused = calloc(m->n_slots, sizeof *n->refused);
-    if (!n->b.entries || !n->b.results || !n->b.tokens || !n->b.rows || !n->starts || !n->letters || !n->refused)
+    n->announced = calloc(m->n_slots, sizeof *n->announced);
+    if (!n->b.entries || !n->b.results || !n->b.tokens || !n->b.rows || !n->starts || !n->announced)
         return err_set(e, ERR_NOMEM, "out of memory for steps of %u tokens", m->n_batch);
-    for (uint32_t i = 0; i < n->n_letters; i++) {
-        n->letters[i].next = n->unused;
-        n->unused = &n->letters[i];
-    }
-    return OK;
+    return inbox_new(INBOX_SPARE + 2 * m->n_slots, &n->inbox, e);
 }
 
 static enum err_code make_sched(struct node *n, struct err *e)
@@ -883,7 +805,7 @@ static enum err_code start_all(struct node *n, struct err *e)
         rc = make_sched(n, e);
     if (rc != OK)
         return rc;
-    n->last_news_ns = clock_now_ns();
+    n->last_news_ns = n->broken_ns = clock_now_ns();
     if (n->c.m->n_ranks > 1) {
         struct edges_config c = {.m = n->c.m,
                                  .rank = n->c.rank,
@@ -921,7 +843,6 @@ enum err_code node_start(const struct node_config *config, struct node **out, st
     n->c.stall_ms = n->c.stall_ms ? n->c.stall_ms : NODE_STALL_MS;
     pthread_mutex_init(&n->mutex, NULL);
     pthread_mutex_init(&n->sched_mutex, NULL);
-    thread_cond_init(&n->wake);
     thread_cond_init(&n->turned);
     enum err_code rc = start_all(n, e);
     if (rc != OK) {
@@ -936,27 +857,22 @@ void node_stop(struct node *n)
 {
     if (!n)
         return;
-    pthread_mutex_lock(&n->mutex);
-    n->stop = true;
-    pthread_cond_signal(&n->wake);
-    pthread_mutex_unlock(&n->mutex);
+    if (n->inbox)
+        inbox_close(n->inbox);
     if (n->started)
         pthread_join(n->thread, NULL);
     edges_stop(n->edges, OK, "the node stops");
     sched_free(n->sched);
     remote_free(n->remote);
     entry_free(n->entry);
-    for (uint32_t i = 0; n->letters && i < n->n_letters; i++)
-        buf_free(&n->letters[i].payload);
-    free(n->letters);
-    free(n->refused);
+    inbox_free(n->inbox);
+    free(n->announced);
     free(n->starts);
     free(n->b.entries);
     free(n->b.results);
     free(n->b.tokens);
     free(n->b.rows);
     buf_free(&n->out);
-    pthread_cond_destroy(&n->wake);
     pthread_cond_destroy(&n->turned);
     pthread_mutex_destroy(&n->mutex);
     pthread_mutex_destroy(&n->sched_mutex);

@@ -41,7 +41,7 @@ struct node_config {
     uint32_t max_waiting; /* requests beyond those in the slots; 0: 64 */
     uint32_t n_prefill;   /* most tokens of prompts in a step while others decode; 0: SCHED_DEFAULT_PREFILL */
     uint32_t step_cost;   /* see sched.h: how short the chunks of prompts are; 0: SCHED_STEP_COST */
-    uint32_t stall_ms;    /* requests fail when nothing came back for so long; 0: NODE_STALL_MS */
+    uint32_t stall_ms; /* requests fail when nothing came back, or the ring was broken, for so long; 0: NODE_STALL_MS */
     void *ctx;
     void (*on_event)(void *ctx, const struct node_event *ev); /* may be NULL; compute thread; must not call node_stop */
 };
@@ -57,8 +57,9 @@ enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *
 bool node_is_ready(struct node *n);
 
 /* Hands a request in, on any rank. ERR_ARG, ERR_LIMIT, ERR_BUSY, ERR_NOMEM as sched_submit; ERR_CLOSED on other ranks
- * than 0 while the ring is not whole (on rank 0 it waits). On other ranks rank 0 may still refuse it: it then ends as
- * SCHED_FAILED with one of these codes. *id is written before the first callback can run.
+ * than 0 while the ring is not whole (on rank 0 it waits for that, at most stall_ms, and then ends as SCHED_FAILED with
+ * ERR_CLOSED). On other ranks rank 0 may still refuse it: it then ends as SCHED_FAILED with one of these codes. *id is
+ * written before the first callback can run.
  *
  * The request's callbacks run on the compute thread on rank 0, elsewhere on a link's thread, which reads nothing
  * meanwhile: they must return soon. on_end may also run in node_cancel and node_stop, on the thread that calls them.

@@ -110,6 +110,24 @@ static void end_request(struct sched *s, struct request *q, enum sched_reason re
     free(q);
 }
 
+static struct request *unlink_waiting(struct sched *s, uint64_t id)
+{
+    struct request *before = NULL;
+    for (struct request *q = s->first; q; before = q, q = q->next) {
+        if (q->id != id)
+            continue;
+        if (before)
+            before->next = q->next;
+        else
+            s->first = q->next;
+        if (s->last == q)
+            s->last = before;
+        s->n_waiting--;
+        return q;
+    }
+    return NULL;
+}
+
 void sched_free(struct sched *s)
 {
     if (!s)
@@ -119,11 +137,8 @@ void sched_free(struct sched *s)
             end_request(s, s->seqs[i].req, SCHED_CANCELLED, OK, "");
         held_fini(&s->seqs[i].held);
     }
-    while (s->first) {
-        struct request *q = s->first;
-        s->first = q->next;
-        end_request(s, q, SCHED_CANCELLED, OK, "");
-    }
+    while (s->first)
+        end_request(s, unlink_waiting(s, s->first->id), SCHED_CANCELLED, OK, "");
     for (uint32_t i = 0; s->steps && i < s->lim.max_steps; i++)
         free(s->steps[i].entries);
     free(s->steps);
@@ -193,24 +208,6 @@ enum err_code sched_submit(struct sched *s, uint64_t id, const struct sched_requ
     s->last = q;
     s->n_waiting++;
     return OK;
-}
-
-static struct request *unlink_waiting(struct sched *s, uint64_t id)
-{
-    struct request *before = NULL;
-    for (struct request *q = s->first; q; before = q, q = q->next) {
-        if (q->id != id)
-            continue;
-        if (before)
-            before->next = q->next;
-        else
-            s->first = q->next;
-        if (s->last == q)
-            s->last = before;
-        s->n_waiting--;
-        return q;
-    }
-    return NULL;
 }
 
 /* The sequence's request ends; the slot is free once its entries in flight are back, and keeps its tokens. */
@@ -687,6 +684,12 @@ void sched_fail_all(struct sched *s, enum err_code code, const char *text)
         if (q->req)
             end_seq(s, q, SCHED_FAILED, code, text);
     }
+}
+
+void sched_fail_waiting(struct sched *s, enum err_code code, const char *text)
+{
+    while (s->first)
+        end_request(s, unlink_waiting(s, s->first->id), SCHED_FAILED, code, text);
 }
 
 void sched_count(const struct sched *s, struct sched_counts *out)

@@ -92,6 +92,8 @@ void sched_fail_step(struct sched *s, uint64_t step_id, enum err_code code, cons
 /* Everything that has a slot ends as SCHED_FAILED and nothing is in flight any more (the ring broke). Waiting requests
  * wait on. */
 void sched_fail_all(struct sched *s, enum err_code code, const char *text);
+/* Those that wait end as SCHED_FAILED (the ring stays broken). */
+void sched_fail_waiting(struct sched *s, enum err_code code, const char *text);
 
 struct sched_counts {
     uint32_t n_waiting, n_active, n_steps;

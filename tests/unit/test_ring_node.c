@@ -371,6 +371,37 @@ static void test_refused_parameters(void **state)
     }
 }
 
+static enum err_code wrong_step(void *ctx, struct batch *b, struct err *e)
+{
+    (void)ctx;
+    (void)e;
+    b->n_results = 1;
+    b->results[0] =
+        (struct batch_result){.request_id = b->entries[0].request_id, .pos = 1, .token = (int32_t)RIG_VOCAB};
+    return OK;
+}
+
+/* In a ring of one there is no neighbour to blame for results that cannot be. */
+static void test_results_of_its_own_that_do_not_fit(void **state)
+{
+    (void)state;
+    struct rig *r = rig_new(1, 2, 16);
+    struct node_config c = {.m = &r->m, .stage = {.step = wrong_step}, .listen_fd = -1};
+    struct ask *a = ask_new(1, 1, 3);
+    struct node *n;
+    struct err e;
+    assert_int_equal(node_start(&c, &n, &e), OK);
+    for (int i = 0; i < 2; i++) { /* and it goes on */
+        a->n_ends = 0;
+        assert_int_equal(ask_submit(a, n, &e), OK);
+        ask_ends(a, SCHED_FAILED);
+        assert_int_equal(a->code, ERR_PROTOCOL);
+    }
+    node_stop(n);
+    ask_free(a);
+    rig_free(r);
+}
+
 /* A step that never comes back: the requests end, although probes still go around. */
 static void test_stall(void **state)
 {
@@ -418,7 +449,7 @@ static void lose(uint32_t n_ranks, uint32_t rank)
         ask_ends(a[i], SCHED_FAILED);
         assert_true(a[i]->text[0] != 0);
     }
-    assert_true(clock_now_ns() - t0 < LINK_DEATH_MS * CLOCK_NS_PER_MS);
+    assert_true(clock_now_ns() - t0 < RIG_DEATH_MS / 2 * CLOCK_NS_PER_MS); /* told, not by silence */
     assert_false(node_is_ready(r->node[0]));
     assert_int_equal(a[4]->n_ends + a[5]->n_ends, 0);
     wait_atomic(&r->n_lost, 1);
@@ -444,6 +475,45 @@ static void test_a_rank_leaves_and_comes_back(void **state)
     lose(4, 2);
     lose(4, 3);
     lose(4, 1);
+}
+
+/* The ring breaks with hundreds of requests in slots and hundreds that wait: the former end, each once, the latter wait
+ * for the ring, but not for ever. */
+static void test_many_wait_when_the_ring_breaks(void **state)
+{
+    (void)state;
+    enum { N = 400, SLOTS = 100 };
+    struct rig *r = rig_new(2, SLOTS, 128);
+    r->config.max_waiting = N;
+    r->config.stall_ms = 3000;
+    for (uint32_t i = 0; i < 2; i++)
+        rig_start(r, i, &r->m);
+    rig_ready(r);
+    struct ask **a = calloc(N, sizeof(struct ask *));
+    assert_non_null(a);
+    atomic_store(&r->fake[1].hold, true);
+    for (uint32_t i = 0; i < N; i++)
+        a[i] = ask_send(r, i, 1, 200);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
+        usleep(500);
+    atomic_store(&r->fake[1].hold, false);
+    rig_stop(r, 1);
+    uint32_t n_in_vain = 0;
+    for (uint32_t i = 0; i < N; i++) {
+        ask_ends(a[i], SCHED_FAILED);
+        n_in_vain += strstr(a[i]->text, "not been whole") != NULL;
+        ask_free(a[i]);
+    }
+    assert_true(n_in_vain > 0 && n_in_vain <= N - SLOTS); /* those whose turn never came */
+    free(a);
+    struct node_stats s;
+    node_stats_get(r->node[0], &s);
+    assert_int_equal(s.sched.n_active + s.sched.n_waiting + s.sched.n_steps, 0);
+    rig_start(r, 1, &r->m);
+    rig_ready(r);
+    rig_serves(r, 9);
+    rig_free(r);
 }
 
 /* Rank 0 comes back: the others find it again and its new requests go around. */
@@ -591,8 +661,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stale_slot),
         cmocka_unit_test(test_turns_of_a_conversation),
         cmocka_unit_test(test_refused_parameters),
+        cmocka_unit_test(test_results_of_its_own_that_do_not_fit),
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_a_rank_leaves_and_comes_back),
+        cmocka_unit_test(test_many_wait_when_the_ring_breaks),
         cmocka_unit_test(test_rank_zero_comes_back),
         cmocka_unit_test(test_ranks_come_and_go_all_the_time),
         cmocka_unit_test(test_stop_while_requests_run),

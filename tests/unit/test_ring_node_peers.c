@@ -235,6 +235,7 @@ static void test_strangers_at_the_port(void **state)
 /* Rank 1 of 2 is played by the test: it is who it says it is, and sends what it likes. */
 
 static const struct frame_limits probe_limits = {.n_ranks = 2};
+static const struct link_options patient = {.death_ms = RIG_DEATH_MS};
 
 struct evil {
     struct rig *r;
@@ -245,6 +246,7 @@ struct evil {
     bool silent;           /* does not send probes on */
     unsigned n_steps, n_down;
     uint64_t last_step;
+    struct batch_result answer; /* that the last step's first entry may get */
     enum err_code code;
     char text[400];
 };
@@ -271,6 +273,12 @@ static void evil_on_frame(void *ctx, const struct frame_header *h, const uint8_t
     if (h->type == FRAME_STEP) {
         v->n_steps++;
         v->last_step = h->step_id;
+        const uint8_t *entry = payload + 12; /* docs/protocol.md, STEP */
+        v->answer = (struct batch_result){.request_id = le_get_u64(entry),
+                                          .pos = le_get_u32(entry + 16) + le_get_u32(entry + 24),
+                                          .slot = le_get_u16(entry + 20),
+                                          .token = 1,
+                                          .logprob = -1};
     }
     pthread_cond_broadcast(&v->cond);
     pthread_mutex_unlock(&v->mutex);
@@ -298,11 +306,11 @@ static void evil_on_link(void *ctx, uint32_t edge, struct link *l)
     if (first)
         v->in = l;
     pthread_mutex_unlock(&v->mutex);
-    if (!first || link_start(l, &cb, NULL, NULL) != OK)
+    if (!first || link_start(l, &cb, &patient, NULL) != OK)
         link_close(first ? NULL : l);
 }
 
-static struct evil *evil_new(void)
+static struct evil *evil_new(uint32_t stall_ms)
 {
     struct evil *v = calloc(1, sizeof *v);
     struct err e;
@@ -315,7 +323,7 @@ static struct evil *evil_new(void)
     struct link_listener_config c = {.secret = &v->r->key[1], .ctx = v, .edge = evil_edge, .on_link = evil_on_link};
     assert_int_equal(link_listen(NULL, v->r->fd[1], &c, &v->listener, &e), OK);
     v->r->fd[1] = -1;
-    v->r->config.stall_ms = 500;
+    v->r->config.stall_ms = stall_ms;
     rig_start(v->r, 0, &v->r->m);
     assert_int_equal(handshake_hello_of(&v->r->m, 1, 1, &mine, &expect, &e), OK);
     struct link_dial_config d = {.addr = v->r->rows[0].addr,
@@ -326,7 +334,7 @@ static struct evil *evil_new(void)
     struct link *out;
     struct link_callbacks cb = {.ctx = v, .on_frame = evil_on_frame, .on_down = evil_on_down};
     assert_int_equal(link_dial(&d, &out, &e), OK);
-    assert_int_equal(link_start(out, &cb, NULL, &e), OK);
+    assert_int_equal(link_start(out, &cb, &patient, &e), OK);
     pthread_mutex_lock(&v->mutex);
     v->out = out;
     pthread_mutex_unlock(&v->mutex);
@@ -470,7 +478,7 @@ static void test_neighbour_breaks_the_rules(void **state)
 {
     (void)state;
     for (int d = 0; d < DEED_COUNT; d++) {
-        struct evil *v = evil_new();
+        struct evil *v = evil_new(500);
         struct buf b = {0};
         rig_ready(v->r);
         struct ask *a = ask_send(v->r, 1, 3, 5);
@@ -492,6 +500,152 @@ static void test_neighbour_breaks_the_rules(void **state)
     }
 }
 
+/* --- a neighbour that is late, or says things twice ---------------------------------------------- */
+
+static void put_answer(struct buf *b, struct evil *v)
+{
+    struct batch x = {.n_results = 1, .results = &v->answer};
+    assert_int_equal(frame_result_put(b, v->last_step, &x, NULL), OK);
+}
+
+static void put_step_failure(struct buf *b, const struct evil *v, enum err_code code)
+{
+    struct frame_fail f = {.code = code, .rank = 1, .text = "not to my taste"};
+    assert_int_equal(frame_fail_put(b, FRAME_FAIL, v->last_step, &f, NULL), OK);
+}
+
+static void send_out(struct evil *v, struct buf *b)
+{
+    assert_int_equal(link_send(v->out, b->data, b->len, NULL), OK);
+    buf_clear(b);
+}
+
+/* A request of rank 1, of so many tokens. */
+static void put_long_submit(struct buf *b, uint64_t id, uint32_t n_predict)
+{
+    const int32_t token = 1;
+    struct sched_request r = {.tokens = &token, .n_tokens = 1, .n_predict = n_predict, .sampling = {.top_p = 1}};
+    assert_int_equal(frame_submit_put(b, 1ull << 48 | id, &r, NULL), OK);
+}
+
+static struct sched_counts counts_of(const struct evil *v)
+{
+    struct node_stats s;
+    node_stats_get(v->r->node[0], &s);
+    return s.sched;
+}
+
+static void wait_ended(const struct evil *v, enum sched_reason reason, uint64_t n)
+{
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (counts_of(v).n_ended[reason] < n && clock_now_ns() < deadline)
+        usleep(500);
+    assert_int_equal(counts_of(v).n_ended[reason], n);
+}
+
+/* Everything is said twice; the second time nothing is left that it could be about. */
+static void test_what_is_said_twice_counts_once(void **state)
+{
+    (void)state;
+    struct evil *v = evil_new(0);
+    struct buf b = {0};
+    rig_ready(v->r);
+    struct ask *a = ask_send(v->r, 1, 3, 1);
+    evil_wait(v, &v->n_steps, 1);
+    put_answer(&b, v);
+    put_answer(&b, v);
+    put_step_failure(&b, v, ERR_STALE); /* it has been answered */
+    send_out(v, &b);
+    ask_wait(a, UINT32_MAX);
+    assert_int_equal(a->reason, SCHED_LENGTH);
+    assert_int_equal(a->n_out, 1);
+    ask_free(a);
+
+    a = ask_send(v->r, 2, 3, 1);
+    evil_wait(v, &v->n_steps, 2);
+    put_step_failure(&b, v, ERR_DEVICE);
+    put_step_failure(&b, v, ERR_DEVICE);
+    put_answer(&b, v); /* it has failed */
+    send_out(v, &b);
+    ask_wait(a, UINT32_MAX);
+    assert_int_equal(a->reason, SCHED_FAILED);
+    assert_int_equal(a->code, ERR_DEVICE);
+    assert_int_equal(a->n_out, 0);
+    ask_free(a);
+
+    put_long_submit(&b, 5, 1);
+    send_out(v, &b);
+    evil_wait(v, &v->n_steps, 3);
+    assert_int_equal(v->answer.request_id, 1ull << 48 | 5);
+    assert_int_equal(frame_cancel_put(&b, 1ull << 48 | 5, NULL), OK);
+    assert_int_equal(frame_cancel_put(&b, 1ull << 48 | 5, NULL), OK);
+    assert_int_equal(frame_cancel_put(&b, 1ull << 48 | 6, NULL), OK); /* of no request */
+    put_answer(&b, v);                                                /* of a request that is over */
+    send_out(v, &b);
+    wait_ended(v, SCHED_CANCELLED, 1);
+
+    a = ask_send(v->r, 3, 3, 1); /* the link lives, the slots are free */
+    evil_wait(v, &v->n_steps, 4);
+    put_answer(&b, v);
+    send_out(v, &b);
+    ask_wait(a, UINT32_MAX);
+    assert_int_equal(a->reason, SCHED_LENGTH);
+    assert_int_equal(v->n_down, 0);
+    assert_int_equal(counts_of(v).n_active + counts_of(v).n_waiting + counts_of(v).n_steps, 0);
+    ask_free(a);
+    buf_free(&b);
+    evil_free(v);
+}
+
+static void test_a_request_that_comes_twice_ends_the_link(void **state)
+{
+    (void)state;
+    struct evil *v = evil_new(0);
+    struct buf b = {0};
+    rig_ready(v->r);
+    put_long_submit(&b, 5, 3);
+    put_long_submit(&b, 5, 3);
+    send_out(v, &b);
+    evil_wait(v, &v->n_down, 1);
+    assert_int_equal(v->code, ERR_PROTOCOL);
+    assert_non_null(strstr(v->text, "is there already"));
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (counts_of(v).n_active + counts_of(v).n_waiting > 0 && clock_now_ns() < deadline)
+        usleep(500); /* the loss of the link ends the first, which nobody waits for */
+    assert_int_equal(counts_of(v).n_active + counts_of(v).n_waiting, 0);
+    buf_free(&b);
+    evil_free(v);
+}
+
+/* A rank that begins anew finds what is new by itself; a step from before the loss means nothing any more. */
+static void test_an_answer_from_before_a_loss_is_ignored(void **state)
+{
+    (void)state;
+    struct evil *v = evil_new(0);
+    struct buf b = {0};
+    struct frame_fail f = {.code = ERR_CLOSED, .rank = 1, .text = "my predecessor was away"};
+    rig_ready(v->r);
+    struct ask *a = ask_send(v->r, 1, 3, 5);
+    evil_wait(v, &v->n_steps, 1);
+    assert_int_equal(frame_fail_put(&b, FRAME_FAIL, 0, &f, NULL), OK);
+    put_answer(&b, v);
+    send_out(v, &b);
+    ask_ends(a, SCHED_FAILED);
+    assert_non_null(strstr(a->text, "my predecessor was away"));
+    ask_free(a);
+    rig_ready(v->r);
+    a = ask_send(v->r, 1, 3, 1);
+    evil_wait(v, &v->n_steps, 2);
+    put_answer(&b, v);
+    send_out(v, &b);
+    ask_wait(a, UINT32_MAX);
+    assert_int_equal(a->reason, SCHED_LENGTH);
+    assert_int_equal(v->n_down, 0);
+    ask_free(a);
+    buf_free(&b);
+    evil_free(v);
+}
+
 int main(int argc, char **argv)
 {
     struct err e;
@@ -506,6 +660,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_differences_are_refused),
         cmocka_unit_test(test_strangers_at_the_port),
         cmocka_unit_test(test_neighbour_breaks_the_rules),
+        cmocka_unit_test(test_what_is_said_twice_counts_once),
+        cmocka_unit_test(test_a_request_that_comes_twice_ends_the_link),
+        cmocka_unit_test(test_an_answer_from_before_a_loss_is_ignored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

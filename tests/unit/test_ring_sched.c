@@ -522,6 +522,34 @@ static void test_fail_all(void **state)
     sched_free(r.s);
 }
 
+static void test_fail_waiting(void **state)
+{
+    (void)state;
+    struct rig r = rig_new(1, 32, 8, 1, 8);
+    struct client c[4];
+    struct sent st;
+    must_submit(&r, &c[0], 1, 2, 5);
+    assert_true(compose(&r, &st));
+    for (uint64_t i = 1; i < 4; i++)
+        must_submit(&r, &c[i], i + 1, 2, 5);
+    sched_fail_waiting(r.s, ERR_CLOSED, "it takes too long");
+    for (int i = 1; i < 4; i++) {
+        assert_int_equal(c[i].n_ends, 1);
+        assert_int_equal(c[i].reason, SCHED_FAILED);
+        assert_int_equal(c[i].code, ERR_CLOSED);
+        assert_string_equal(c[i].text, "it takes too long");
+    }
+    assert_int_equal(counts(&r).n_waiting, 0);
+    assert_int_equal(c[0].n_ends, 0); /* has a slot */
+    give_back(&r, &st, 4);
+    assert_int_equal(c[0].n_out, 1);
+    must_submit(&r, &c[1], 9, 2, 5); /* and one may wait again */
+    assert_int_equal(counts(&r).n_waiting, 1);
+    sched_fail_waiting(r.s, ERR_CLOSED, "");
+    sched_fail_waiting(r.s, ERR_CLOSED, "");
+    sched_free(r.s);
+}
+
 /* --- results that do not fit
  * --------------------------------------------------------------------------------------------- */
 
@@ -637,6 +665,7 @@ int main(void)
         cmocka_unit_test(test_fail_step),
         cmocka_unit_test(test_fail_one_of_several_chunks),
         cmocka_unit_test(test_fail_all),
+        cmocka_unit_test(test_fail_waiting),
         cmocka_unit_test(test_results_that_do_not_fit),
         cmocka_unit_test(test_results_of_a_step_without_samples),
         cmocka_unit_test(test_overtaken_step_is_lost),
