@@ -47,8 +47,8 @@ enum err_code parse_i64(const char *what, const char *text, int64_t min, int64_t
 enum err_code parse_f64(const char *what, const char *text, double min, double max, double *out, struct err *e)
 {
     char *end = NULL;
-    errno = 0;
-    double v = text[0] && !strchr(" \t\n", text[0]) ? strtod(text, &end) : 0;
+    bool decimal = text[0] && text[strspn(text, "0123456789+-.eE")] == 0; /* strtod reads hex, names and white space */
+    double v = decimal ? strtod(text, &end) : 0;
     if (!end || *end || !isfinite(v))
         return err_set(e, ERR_ARG, "%s: '%s' is not a number", what, text);
     if (v < min || v > max)

@@ -21,7 +21,7 @@ enum err_code parse_i64(const char *what, const char *text, int64_t min, int64_t
 enum err_code parse_f64(const char *what, const char *text, double min, double max, double *out,
                         struct err *e) KV_MUST_USE;
 
-/* "a:b" or "a-b"? Only "a:b", half-open, a < b. */
+/* "a:b", half-open, a < b. ERR_ARG. */
 enum err_code parse_window(const char *text, uint32_t *first, uint32_t *end, struct err *e) KV_MUST_USE;
 
 /* "1536", "500k", "20M", "1G", "2T": powers of 1024; at most 2^62. */

@@ -86,7 +86,8 @@ static void numbers_with_a_point(void **state)
         const char *text;
         double v;
     } good[] = {{"0", 0}, {"0.8", 0.8}, {"1e-3", 1e-3}, {"-2.5", -2.5}, {".5", .5}, {"1e300", 1e300}};
-    static const char *const bad[] = {"", " ", "x", "1.0x", " 1", "1 ", "nan", "inf", "-inf", "1e999", "1,5"};
+    static const char *const bad[] = {"",     " ",     "x",   "1.0x", " 1",  "1 ",  "nan", "inf",
+                                      "-inf", "1e999", "1,5", "0x10", "\v1", "\r1", "1e",  "."};
     for (size_t k = 0; k < sizeof good / sizeof *good; k++) {
         assert_int_equal(parse_f64("t", good[k].text, -1e308, 1e308, &d, &e), OK);
         assert_true(d == good[k].v);
