@@ -346,7 +346,6 @@ static void set_inputs(struct stage *s, const struct batch *b, uint32_t n_out)
 
 static enum err_code get_outputs(struct stage *s, struct batch *b, uint32_t n_out, struct err *e)
 {
-    s->n_logits = 0;
     if (!s->out)
         return OK;
     if (!is_last(s)) {
@@ -432,6 +431,7 @@ enum err_code stage_step(struct stage *s, struct batch *b, struct err *e)
 {
     uint32_t n_out;
     b->n_results = 0;
+    s->n_logits = 0;
     enum err_code rc = step_check(s, b, e);
     if (rc != OK)
         return rc;
@@ -665,13 +665,11 @@ static enum err_code make_graphs(struct stage *s, struct err *e)
 /* A model with more blocks than it says would run without the last ones, and write something else. */
 static enum err_code blocks_check(const struct gguf *g, const struct hparams *h, struct err *e)
 {
-    uint32_t n = h->n_block + h->n_nextn;
-    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        if (t->block >= 0 && (uint32_t)t->block >= n)
-            return err_set(e, ERR_FORMAT, "tensor %s is of a block the model does not have (it has %u)", t->name, n);
-    }
-    return OK;
+    enum model_part part;
+    enum err_code rc = OK;
+    for (size_t i = 0; i < gguf_n_tensors(g) && rc == OK; i++)
+        rc = model_part_of(h, gguf_tensor_at(g, i)->name, &part, e);
+    return rc;
 }
 
 static enum err_code open_slots(struct stage *s, struct err *e)

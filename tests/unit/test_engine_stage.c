@@ -475,6 +475,9 @@ static void only_who_wants_a_sample_gets_one(void **state)
     assert_int_equal(r.result[0].slot, 1);
     assert_non_null(stage_logits(r.st, &rows));
     assert_int_equal(rows, 1);
+    run_begin(&r);
+    assert_int_equal(run_step(&r, NULL), ERR_LIMIT); /* a step that is refused has none, nor those before it */
+    assert_null(stage_logits(r.st, &rows));
     must_feed(&r, 0, ids, 3, 0);
     assert_int_equal(r.b.n_results, 0);
     assert_null(stage_logits(r.st, &rows));
