@@ -8,6 +8,7 @@
 #include "lib/fuzz.h"
 #include "model/gguf.h"
 #include "model/hparams.h"
+#include "model/ident.h"
 #include "tok/tok.h"
 
 #include <string.h>
@@ -90,10 +91,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct tok *t = NULL;
     if (good(hparams_read(g, &h, &e), &e)) {
         must(h.n_block >= 1 && h.n_embd >= 1 && h.n_vocab >= 1 && h.n_rot <= h.head_dim_k, "hyper-parameters in range");
-        for (uint32_t i = 0; i < h.n_block; i++)
-            must(h.n_head[i] >= h.n_head_kv[i] && h.n_head_kv[i] > 0 && h.n_ff[i] > 0, "each block has heads");
+        for (uint32_t i = 0; i < h.n_block; i++) {
+            must(h.kind[i] == BLOCK_RECURRENT || (h.n_head[i] >= h.n_head_kv[i] && h.n_head_kv[i] > 0),
+                 "each block of attention has heads");
+            must(h.n_expert > 0 || h.n_ff[i] > 0, "each block without experts has a width");
+        }
         if (good(model_sizes_read(g, &h, &s, &e), &e)) {
-            must(model_sizes_window(&s, 0, s.n_block) <= size, "a window is not larger than the file");
+            uint64_t carried = model_sizes_stage_file(&s, 0, s.n_block);
+            must(gguf_has(g, IDENT_KEY_FIRST) || carried <= size, "a window is not larger than the file");
+            must(model_sizes_window(&s, 0, s.n_block) <= carried, "what is loaded is in the stage file");
             model_sizes_fini(&s);
         }
         hparams_fini(&h);
