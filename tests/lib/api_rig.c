@@ -18,17 +18,29 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Takes one of the steps that it may do, when there is one. */
+static void wait_for_leave(struct api_rig *r)
+{
+    int left = atomic_load(&r->steps_left);
+    while (left >= 0) {
+        if (left == 0) {
+            usleep(500);
+            left = atomic_load(&r->steps_left);
+        } else if (atomic_compare_exchange_weak(&r->steps_left, &left, left - 1)) {
+            return;
+        }
+    }
+}
+
 static enum err_code run_step(void *ctx, struct batch *b, struct err *e)
 {
     struct api_rig_stage *s = ctx;
     struct api_rig *r = s->rig;
     uint32_t rows;
+    if (s == &r->stage[atomic_load(&r->held_rank)])
+        wait_for_leave(r);
     if (!s->last)
         return stage_step(s->stage, b, e);
-    while (atomic_load(&r->hold))
-        usleep(500);
-    if (atomic_load(&r->sleep_us))
-        usleep(atomic_load(&r->sleep_us));
     int code = atomic_exchange(&r->fail_code, OK);
     if (code != OK)
         return err_set(e, (enum err_code)code, "the test wants it so");
@@ -92,6 +104,8 @@ struct api_rig *api_rig_new(const char *name, uint32_t n, uint32_t n_slots)
     assert_non_null(r);
     assert_true(n <= API_RIG_RANKS);
     r->n = n;
+    atomic_init(&r->held_rank, n - 1);
+    atomic_init(&r->steps_left, -1);
     pthread_mutex_init(&r->mutex, NULL);
     snprintf(file, sizeof file, "%s.gguf", name);
     if (key_library_init(&e) != OK || gguf_open(test_data(file, path), &r->g, &e) != OK ||
@@ -176,7 +190,7 @@ struct api_rig *api_rig_up(const char *name, uint32_t n, uint32_t n_slots)
 
 void api_rig_free(struct api_rig *r)
 {
-    atomic_store(&r->hold, false);
+    api_rig_release(r);
     for (uint32_t i = 0; i < r->n; i++) {
         api_rig_stop(r, i);
         if (r->fd[i] >= 0)
@@ -194,15 +208,45 @@ uint16_t api_rig_port(const struct api_rig *r, uint32_t i)
     return api_port(r->api[i]);
 }
 
+void api_rig_allow(struct api_rig *r, unsigned n)
+{
+    atomic_store(&r->steps_left, (int)n);
+}
+
+void api_rig_hold(struct api_rig *r)
+{
+    api_rig_allow(r, 0);
+}
+
+void api_rig_release(struct api_rig *r)
+{
+    atomic_store(&r->steps_left, -1);
+}
+
 void api_rig_idle(struct api_rig *r)
 {
     uint64_t deadline = clock_deadline_ms(API_RIG_MS);
     struct node_stats s;
     do {
         node_stats_get(r->node[0], &s);
-        if (s.sched.n_active + s.sched.n_waiting == 0)
+        if (s.sched.n_active + s.sched.n_waiting + s.sched.n_steps == 0)
             return;
         usleep(2000);
     } while (clock_now_ns() < deadline);
-    fail_msg("%u requests hold a slot, %u wait", s.sched.n_active, s.sched.n_waiting);
+    fail_msg("%u requests hold a slot, %u wait, %u steps are on their way", s.sched.n_active, s.sched.n_waiting,
+             s.sched.n_steps);
+}
+
+void api_rig_until(struct api_rig *r, uint32_t n, uint32_t n_active)
+{
+    uint64_t deadline = clock_deadline_ms(API_RIG_MS);
+    struct node_stats s;
+    do {
+        node_stats_get(r->node[0], &s);
+        if (s.sched.n_active >= n_active && s.sched.n_active + s.sched.n_waiting == n)
+            return;
+        usleep(1000);
+    } while (clock_now_ns() < deadline);
+    fail_msg("%u requests hold a slot and %u wait; not %u, of which %u hold one", s.sched.n_active, s.sched.n_waiting,
+             n, n_active);
 }

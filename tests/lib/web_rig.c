@@ -143,6 +143,8 @@ void web_start(struct web *a, struct http_config config)
     thread_cond_init(&a->changed);
     memset(web_big, 'x', sizeof web_big);
     config.addr = config.addr ? config.addr : "127.0.0.1:0";
+    config.head_ms = config.head_ms ? config.head_ms : WEB_WAIT_MS;
+    config.idle_ms = config.idle_ms ? config.idle_ms : WEB_WAIT_MS;
     config.ctx = a;
     config.on_request = on_request;
     config.on_gone = on_gone;
@@ -212,7 +214,9 @@ void web_say_n(int fd, const void *text, size_t n)
     const char *p = text;
     for (ssize_t done; n; p += done, n -= (size_t)done) {
         done = send(fd, p, n, MSG_NOSIGNAL);
-        if (done <= 0)
+        if (done < 0 && errno == EINTR)
+            done = 0;
+        else if (done <= 0)
             return; /* the server has closed: the reading says so */
     }
 }
@@ -230,6 +234,8 @@ void web_hear(int fd, struct buf *got, const char *end)
             return;
         char data[4096];
         const ssize_t n = recv(fd, data, sizeof data, 0);
+        if (n < 0 && errno == EINTR) /* the process was stopped and goes on */
+            continue;
         if (n < 0 && errno == EAGAIN)
             fail_msg("'%s' did not come, but: %s", end ? end : "(end)", buf_str(got));
         if (n <= 0) {

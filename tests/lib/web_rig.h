@@ -11,7 +11,7 @@
 
 #include <pthread.h>
 
-#define WEB_WAIT_MS 10000u
+#define WEB_WAIT_MS 60000u
 #define HOST        "Host: x\r\n"
 
 /* What is served: /hello, /echo (the body), /head (a header back), /query (the query back), /stream (parts that the
@@ -32,7 +32,8 @@ struct web {
 
 extern char web_big[3u << 20]; /* what /big is answered with */
 
-/* config.addr may be NULL; ctx and the callbacks are set here. web_stop also joins: counters are final then. */
+/* config.addr may be NULL; ctx and the callbacks are set here. A server whose patience the test does not set has as
+ * much as the test. web_stop also joins: counters are final then. */
 void web_start(struct web *a, struct http_config config);
 void web_stop(struct web *a);
 
