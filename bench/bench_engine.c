@@ -202,6 +202,10 @@ int main(int argc, char **argv)
                          .n_embd = info->n_embd,
                          .tokens = calloc(p.n_batch, sizeof *r.b.tokens),
                          .rows = calloc((size_t)p.n_batch * info->n_embd, sizeof *r.b.rows)};
+    if (!r.b.tokens || !r.b.rows) {
+        err_set(&e, ERR_NOMEM, "no memory for steps of %u tokens", p.n_batch);
+        die(&e);
+    }
     double pp[MAX_REPS], tg[MAX_REPS];
     for (uint32_t k = 0; k < reps && n_pp; k++) {
         if (k == 0)

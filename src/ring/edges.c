@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@ struct tie {
     enum edges_end end;
     uint64_t generation, since_ns;
     bool up;          /* started */
+    atomic_bool live; /* the end's; its reader looks without the mutex, which is held while others send */
     struct tie *next; /* in the list of links to be closed */
 };
 
@@ -94,6 +96,7 @@ static bool retire(struct edges *x, struct tie *tie, enum err_code code, const c
     if (end->tie != tie)
         return false;
     end->tie = NULL;
+    atomic_store(&tie->live, false);
     tie->next = x->dead;
     x->dead = tie;
     plan_dial(x, end, tie->since_ns);
@@ -125,10 +128,7 @@ static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *pay
     enum err_code rc;
     if (h->type == FRAME_BYE)
         return; /* on_down follows and has its text */
-    pthread_mutex_lock(&x->mutex);
-    bool live = x->end[tie->end].tie == tie;
-    pthread_mutex_unlock(&x->mutex);
-    if (!live)
+    if (!atomic_load(&tie->live))
         return; /* the keeper has not closed it yet */
     if (tie->end == EDGES_PREDECESSOR)
         rc = x->c.on_frame(x->c.ctx, x, tie->generation, h, payload, &e);
@@ -172,6 +172,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
     bool stop = x->stop;
     if (!stop) {
         x->end[which].tie = tie;
+        atomic_store(&tie->live, true);
         tie->generation = ++x->n_links;
     }
     pthread_mutex_unlock(&x->mutex);
