@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/io.h"
 #include "lib/maker.h"
 #include "lib/proc.h"
@@ -47,8 +48,9 @@ static void make(int i, const char *name)
     snprintf(url, sizeof url, "http://127.0.0.1:%u/models/%d.gguf", origin_port(origin), i);
     if (maker_write(path, &p, &e) != OK)
         fail_msg("%s", e.msg);
+    const uint64_t deadline = clock_deadline_ms(60000);
     while (remote_open(&c, &r[i], &e) != OK) { /* it looks into its folder once a second */
-        if (e.code != ERR_NOT_FOUND)
+        if (e.code != ERR_NOT_FOUND || clock_now_ns() > deadline)
             fail_msg("%s", e.msg);
         usleep(20000);
     }

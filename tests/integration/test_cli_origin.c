@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/io.h"
-#include "lib/proc.h"
+#include "lib/cli_rig.h"
 #include "lib/test_util.h"
 #include "lib/web.h"
 
@@ -20,8 +20,6 @@
 #include <string.h>
 #include <unistd.h>
 #include <yyjson.h>
-
-#define WAIT_MS 60000u
 
 static char dir[PATH_MAX], home_env[PATH_MAX + 16];
 
@@ -34,32 +32,17 @@ static void put_file(const char *name, const void *data, size_t len)
         fail_msg("%s", name);
 }
 
+/* kvasir origin WORDS... */
 static void start(struct proc *p, const char *const *words)
 {
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY, "origin"};
-    const char *env[] = {home_env, NULL};
-    size_t n = 2;
-    for (; *words; words++)
-        argv[n++] = *words;
-    assert_true(proc_start(p, argv, env, -1));
+    const char *const env[] = {home_env, NULL};
+    cli_start(p, words, env, -1);
 }
-#define START(p, ...) start(p, (const char *const[]){__VA_ARGS__, NULL})
-
-static void finish(struct proc *p, int code)
-{
-    if (!proc_wait(p, WAIT_MS))
-        fail_msg("it hangs; stderr: %s", proc_text(p, PROC_ERR));
-    if (proc_code(p) != code)
-        fail_msg("exit status %d, not %d; stderr: %s", proc_code(p), code, proc_text(p, PROC_ERR));
-}
+#define START(p, ...) start(p, CLI_WORDS("origin", __VA_ARGS__))
 
 static uint16_t port_of(struct proc *p)
 {
-    if (!proc_until(p, PROC_OUT, "\n", WAIT_MS))
-        fail_msg("it says nothing; stderr: %s", proc_text(p, PROC_ERR));
-    const char *at = strstr(proc_text(p, PROC_OUT), "http://127.0.0.1:");
-    assert_non_null(at);
-    return (uint16_t)strtoul(at + 17, NULL, 10);
+    return (uint16_t)strtoul(cli_line(p, PROC_OUT, "http://127.0.0.1:") + 17, NULL, 10);
 }
 
 static void test_prints_urls_that_work(void **state)
@@ -70,13 +53,13 @@ static void test_prints_urls_that_work(void **state)
         struct proc p;
         struct web w;
         START(&p, dir, "--listen", "127.0.0.1:0");
-        assert_true(proc_until(&p, PROC_OUT, "/models/a%20model.gguf\n", WAIT_MS));
+        cli_says(&p, PROC_OUT, "/models/a%20model.gguf\n");
         assert_true(web_call(&w, port_of(&p), "GET", "/models/a%20model.gguf", "Range: bytes=0-3\r\n", NULL));
         assert_int_equal(w.status, 206);
         assert_memory_equal(w.body.data, "GGUF", 4);
         web_free(&w);
         kill(p.pid, sig[i]);
-        finish(&p, 0);
+        cli_finish(&p, 0);
         proc_free(&p);
     }
 }
@@ -97,10 +80,8 @@ static void test_json(void **state)
     yyjson_doc_free(d);
     assert_true(web_call(&w, port, "GET", "/models/a%20model.gguf", "Range: bytes=0-99\r\n", NULL));
     web_free(&w);
-    assert_true(proc_until(&p, PROC_OUT, "\"body_bytes\":100,", WAIT_MS));
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
+    cli_says(&p, PROC_OUT, "\"body_bytes\":100,");
+    cli_stop(&p);
 }
 
 static void test_token_file(void **state)
@@ -120,7 +101,7 @@ static void test_token_file(void **state)
     assert_int_equal(w.status, 200);
     web_free(&w);
     kill(p.pid, SIGTERM);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_null(strstr(proc_text(&p, PROC_OUT), "sesame"));
     assert_null(strstr(proc_text(&p, PROC_ERR), "sesame"));
     proc_free(&p);
@@ -128,7 +109,7 @@ static void test_token_file(void **state)
     for (size_t i = 0; i < 3; i++) {
         put_file("token", bad[i], strlen(bad[i]));
         START(&p, dir, "--listen", "127.0.0.1:0", "--token-file", path);
-        finish(&p, 1);
+        cli_finish(&p, 1);
         assert_non_null(strstr(proc_text(&p, PROC_ERR), "first line"));
         proc_free(&p);
     }
@@ -139,14 +120,14 @@ static void test_wrong_usage(void **state)
     struct proc p;
     (void)state;
     START(&p, "/nowhere/at/all");
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "/nowhere/at/all"));
     proc_free(&p);
     START(&p, "--listen", "127.0.0.1:0");
-    finish(&p, 2);
+    cli_finish(&p, 2);
     proc_free(&p);
     START(&p, dir, "--listen", "nonsense");
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "host:port"));
     proc_free(&p);
 }

@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/io.h"
-#include "lib/proc.h"
+#include "lib/cli_rig.h"
 #include "lib/pull_rig.h"
 #include "lib/test_util.h"
 
@@ -55,20 +55,21 @@ static int setup(void **state)
     return rig_setup(state);
 }
 
-/* kvasir pull ARGS... -o out; the arguments end with NULL. */
+/* kvasir pull -o out ARGS...; the arguments end with NULL. */
 static void start(struct proc *p, const char *const *env, const char *const *args)
 {
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY, "pull", "-o", rig.out};
-    int n = 4;
-    for (int i = 0; args[i]; i++)
-        argv[n++] = args[i];
-    argv[n] = NULL;
-    assert_true(proc_start(p, argv, env, -1));
+    const char *words[PROC_MAX_ARGS] = {"pull", "-o", rig.out};
+    size_t n = 3;
+    for (; *args; args++) {
+        assert_true(n + 1 < PROC_MAX_ARGS);
+        words[n++] = *args;
+    }
+    cli_start(p, words, env, -1);
 }
 
 static int finish(struct proc *p)
 {
-    assert_true(proc_wait(p, 120000));
+    assert_true(proc_wait(p, CLI_WAIT_MS));
     return proc_code(p);
 }
 

@@ -12,22 +12,19 @@
 
 #include "base/clock.h"
 #include "base/io.h"
+#include "lib/cli_rig.h"
 #include "lib/maker.h"
-#include "lib/proc.h"
 #include "lib/test_util.h"
+#include "net/tcp.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define WAIT_MS 60000u
 #define N_NODES 3
 
 static char dir[PATH_MAX], tmp_dir[PATH_MAX], tmp_env[PATH_MAX + 8], cache_env[PATH_MAX + 16];
@@ -44,30 +41,10 @@ static const char *in_dir(const char *name, char out[PATH_MAX])
 /* argv ends with NULL, without the program's name. */
 static void start(struct proc *p, const char *const *words, int keep_fd)
 {
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY};
     const char *env[] = {tmp_env, cache_env, model_env, "XDG_RUNTIME_DIR", "KVASIR_LOG=info", NULL};
-    size_t n = 1;
-    for (; *words; words++) {
-        assert_true(n + 1 < PROC_MAX_ARGS);
-        argv[n++] = *words;
-    }
-    assert_true(proc_start(p, argv, env, keep_fd));
+    cli_start(p, words, env, keep_fd);
 }
-#define START(p, ...) start(p, (const char *const[]){__VA_ARGS__, NULL}, -1)
-
-static void finish(struct proc *p, int code)
-{
-    if (!proc_wait(p, WAIT_MS))
-        fail_msg("it hangs; stderr: %s", proc_text(p, PROC_ERR));
-    if (proc_code(p) != code)
-        fail_msg("exit status %d, not %d; stderr: %s", proc_code(p), code, proc_text(p, PROC_ERR));
-}
-
-static void must_say(struct proc *p, enum proc_stream s, const char *text)
-{
-    if (!proc_until(p, s, text, WAIT_MS))
-        fail_msg("'%s' does not come; stderr: %s", text, proc_text(p, PROC_ERR));
-}
+#define START(p, ...) start(p, CLI_WORDS(__VA_ARGS__), -1)
 
 /* --- up ------------------------------------------------------------------------------------------ */
 
@@ -79,8 +56,8 @@ static void test_up(void **state)
         struct proc p;
         pid_t child[3];
         START(&p, "up", model, "--stages", "3");
-        must_say(&p, PROC_OUT, "ring up: ");
-        must_say(&p, PROC_ERR, "tokens/s");
+        cli_says(&p, PROC_OUT, "ring up: ");
+        cli_says(&p, PROC_ERR, "tokens/s");
         for (int k = 0; k < 3; k++) {
             char key[32];
             snprintf(key, sizeof key, "rank-%d.key", k);
@@ -88,7 +65,7 @@ static void test_up(void **state)
             assert_true(child[k] > 0);
         }
         kill(p.pid, sig[i]);
-        finish(&p, 0);
+        cli_finish(&p, 0);
         for (int k = 0; k < 3; k++)
             assert_true(proc_gone(child[k], 0));
         assert_int_equal(proc_lines(&p, PROC_OUT, "ring up: "), 1);
@@ -102,10 +79,8 @@ static void test_up_with_one_stage(void **state)
     (void)state;
     struct proc p;
     START(&p, "up", model);
-    must_say(&p, PROC_OUT, "ring up: ");
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
+    cli_says(&p, PROC_OUT, "ring up: ");
+    cli_stop(&p);
 }
 
 /* A model for 131072 positions, whose cache for all of them would be 8 GiB for the four slots of up: the default is a
@@ -124,22 +99,18 @@ static void test_fault22_the_default_context_is_no_models_maximum(void **state)
     if (maker_write(in_dir("long.gguf", path), &mp, &e) != OK)
         fail_msg("%s", e.msg);
     START(&p, "up", path, "--stages", "2", "--port", "0", "--no-repack");
-    must_say(&p, PROC_OUT, "ring up: ");
-    must_say(&p, PROC_OUT, "\n");
-    const char *said = strstr(proc_text(&p, PROC_OUT), "context ");
+    const char *said = strstr(cli_line(&p, PROC_OUT, "ring up: "), "context ");
     assert_non_null(said);
     const unsigned long n_ctx = strtoul(said + 8, NULL, 10);
     assert_true(n_ctx >= 512 && n_ctx <= 4096);
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
+    cli_stop(&p);
     START(&p, "plan", path, "--stages", "2", "--json");
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_non_null(strstr(proc_text(&p, PROC_OUT), "4096"));
     assert_null(strstr(proc_text(&p, PROC_OUT), "131072"));
     proc_free(&p);
     START(&p, "plan", path, "--stages", "2", "--json", "--ctx", "131072");
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_non_null(strstr(proc_text(&p, PROC_OUT), "131072"));
     proc_free(&p);
     unlink(path);
@@ -151,14 +122,14 @@ static void test_up_when_no_model_is_named(void **state)
     struct proc p;
     snprintf(model_env, sizeof model_env, "KVASIR_MODEL=%s", model);
     START(&p, "up", "--stages", "2");
-    must_say(&p, PROC_OUT, "ring up: ");
+    cli_says(&p, PROC_OUT, "ring up: ");
     kill(p.pid, SIGTERM);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_int_equal(proc_lines(&p, PROC_ERR, "rank 1  layers ["), 1);
     proc_free(&p);
     strcpy(model_env, "KVASIR_MODEL=/nowhere/x.gguf");
     START(&p, "up");
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_NOT_FOUND: "), 1);
     proc_free(&p);
     strcpy(model_env, "KVASIR_MODEL");
@@ -173,11 +144,11 @@ static void test_up_ends_with_a_child(void **state)
         snprintf(key, sizeof key, "rank-%d.key", k);
         snprintf(says, sizeof says, "kvasir: ERR_CLOSED: rank %d ended (signal 9)", k);
         START(&p, "up", model, "--stages", "3");
-        must_say(&p, PROC_OUT, "ring up: ");
+        cli_says(&p, PROC_OUT, "ring up: ");
         pid_t child = proc_child(p.pid, key);
         assert_true(child > 0);
         kill(child, SIGKILL);
-        finish(&p, 1);
+        cli_finish(&p, 1);
         if (proc_lines(&p, PROC_ERR, says) != 1)
             fail_msg("'%s' is not in: %s", says, proc_text(&p, PROC_ERR));
         assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_"), 1);
@@ -194,12 +165,12 @@ static void test_up_stopped_at_once(void **state)
         struct proc p;
         START(&p, "up", model, "--stages", "3");
         if (i < 3)
-            must_say(&p, PROC_ERR, i == 0 ? "rank 0  layers" : i == 1 ? "rank 2  layers" : "serving");
+            cli_says(&p, PROC_ERR, i == 0 ? "rank 0  layers" : i == 1 ? "rank 2  layers" : "serving");
         uint64_t t0 = clock_now_ns();
         kill(p.pid, i < 3 ? SIGTERM : SIGINT);
-        if (!proc_wait(&p, WAIT_MS))
+        if (!proc_wait(&p, CLI_WAIT_MS))
             fail_msg("it hangs; stderr: %s", proc_text(&p, PROC_ERR));
-        assert_true(clock_now_ns() - t0 < 10 * CLOCK_NS_PER_S);
+        assert_true(clock_now_ns() - t0 < CLI_WAIT_MS / 4 * CLOCK_NS_PER_MS);
         /* before it took its signals over, they end it as any program */
         assert_true(proc_code(&p) == 0 || (i >= 3 && proc_code(&p) == 128 + SIGINT));
         assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir:"), 0);
@@ -216,7 +187,7 @@ static char *keygen(const char *name)
     char path[PATH_MAX], file[64];
     snprintf(file, sizeof file, "%s.key", name);
     START(&p, "keygen", in_dir(file, path));
-    finish(&p, 0);
+    cli_finish(&p, 0);
     char *text = strdup(proc_text(&p, PROC_OUT));
     text[strcspn(text, "\n")] = 0;
     assert_int_equal(strlen(text), 43);
@@ -235,19 +206,19 @@ static void test_keygen(void **state)
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     START(&p, "keygen", path);
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: "), 1);
     proc_free(&p);
     assert_int_equal(stat(path, &after), 0);
     assert_true(after.st_size == st.st_size && after.st_mtim.tv_nsec == st.st_mtim.tv_nsec &&
                 after.st_ino == st.st_ino);
     START(&p, "keygen", "--show", path);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_int_equal(strncmp(proc_text(&p, PROC_OUT), pub, 43), 0);
     proc_free(&p);
     assert_int_equal(chmod(path, 0644), 0);
     START(&p, "keygen", "--show", path);
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "chmod 600"));
     proc_free(&p);
     free(pub);
@@ -264,18 +235,6 @@ struct hand {
     struct proc node[N_NODES];
 };
 
-static int listen_here(uint16_t *port)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 64) != 0 ||
-        getsockname(fd, (struct sockaddr *)&a, &len) != 0)
-        fail_msg("no listening socket");
-    *port = ntohs(a.sin_port);
-    return fd;
-}
-
 static void hand_plan(struct hand *h, const char *of_model, const char *file)
 {
     struct proc p;
@@ -284,7 +243,7 @@ static void hand_plan(struct hand *h, const char *of_model, const char *file)
         snprintf(node[i], sizeof node[i], "%s@127.0.0.1:%u", h->pub[i], h->port[i]);
     START(&p, "plan", of_model, "--even", "--stages", "3", "--key", in_dir("signer.key", signer_key), "-o",
           in_dir(file, h->manifest), "--node", node[0], "--node", node[1], "--node", node[2]);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), h->signer));
     assert_int_equal(proc_lines(&p, PROC_OUT, "rank 2  layers ["), 1);
     proc_free(&p);
@@ -292,6 +251,7 @@ static void hand_plan(struct hand *h, const char *of_model, const char *file)
 
 static void hand_init(struct hand *h)
 {
+    struct err e;
     memset(h, 0, sizeof *h);
     h->signer = keygen("signer");
     for (int i = 0; i < N_NODES; i++) {
@@ -300,7 +260,8 @@ static void hand_init(struct hand *h)
         snprintf(file, sizeof file, "node%d.key", i);
         h->pub[i] = keygen(name);
         in_dir(file, h->key[i]);
-        h->fd[i] = listen_here(&h->port[i]);
+        if (net_tcp_listen("127.0.0.1:0", &h->fd[i], &h->port[i], &e) != OK)
+            fail_msg("%s", e.msg);
         h->node[i].fd[0] = h->node[i].fd[1] = -1;
     }
     hand_plan(h, model, "ring.json");
@@ -340,21 +301,21 @@ static void test_nodes_by_hand(void **state)
     hand_init(&h);
     for (int i = N_NODES - 1; i >= 0; i--)
         hand_start(&h, i, model);
-    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+    cli_says(&h.node[0], PROC_ERR, "the ring is whole");
 
     /* One is killed: rank 0 says so, goes on, and the ring is whole again when it is back. */
     kill(h.node[1].pid, SIGKILL);
-    must_say(&h.node[0], PROC_ERR, "the ring is broken");
-    finish(&h.node[1], 128 + SIGKILL);
+    cli_says(&h.node[0], PROC_ERR, "the ring is broken");
+    cli_finish(&h.node[1], 128 + SIGKILL);
     proc_free(&h.node[1]);
     buf_clear(&h.node[0].text[PROC_ERR]);
     hand_start(&h, 1, model);
-    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+    cli_says(&h.node[0], PROC_ERR, "the ring is whole");
 
     for (int i = 0; i < N_NODES; i++)
         kill(h.node[i].pid, i == 0 ? SIGINT : SIGTERM);
     for (int i = 0; i < N_NODES; i++) {
-        finish(&h.node[i], 0);
+        cli_finish(&h.node[i], 0);
         assert_int_equal(proc_lines(&h.node[i], PROC_ERR, "kvasir:"), 0);
     }
     hand_fini(&h);
@@ -364,14 +325,14 @@ static void slice_of(const char *of_model, const char *layers, const char *out)
 {
     struct proc p;
     START(&p, "slice", of_model, "--layers", layers, "-o", out);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     proc_free(&p);
 }
 
 static void node_refused(struct hand *h, int i, const char *file, const char *says)
 {
     hand_start(h, i, file);
-    finish(&h->node[i], 1);
+    cli_finish(&h->node[i], 1);
     if (proc_lines(&h->node[i], PROC_ERR, "kvasir: ERR_") != 1 || !strstr(proc_text(&h->node[i], PROC_ERR), says))
         fail_msg("'%s' is not in: %s", says, proc_text(&h->node[i], PROC_ERR));
     proc_free(&h->node[i]);
@@ -394,10 +355,10 @@ static void test_nodes_with_stage_files(void **state)
     }
     for (int i = N_NODES - 1; i >= 0; i--)
         hand_start(&h, i, file[i]);
-    must_say(&h.node[0], PROC_ERR, "the ring is whole");
+    cli_says(&h.node[0], PROC_ERR, "the ring is whole");
     for (int i = 0; i < N_NODES; i++) {
         kill(h.node[i].pid, SIGTERM);
-        finish(&h.node[i], 0);
+        cli_finish(&h.node[i], 0);
         proc_free(&h.node[i]);
     }
 
@@ -419,7 +380,7 @@ static char *id_of(const char *of_model)
 {
     struct proc p;
     START(&p, "index", of_model, "--json");
-    finish(&p, 0);
+    cli_finish(&p, 0);
     const char *at = strstr(proc_text(&p, PROC_OUT), "\"model_id\":\"");
     assert_non_null(at);
     char *id = strndup(at + 12, 16);
@@ -436,7 +397,7 @@ static void test_another_model(void **state)
     assert_string_not_equal(mine, theirs);
     hand_init(&h);
     hand_start(&h, 1, other_model);
-    finish(&h.node[1], 1);
+    cli_finish(&h.node[1], 1);
     assert_int_equal(proc_lines(&h.node[1], PROC_ERR, "kvasir: ERR_MISMATCH: "), 1);
     assert_non_null(strstr(proc_text(&h.node[1], PROC_ERR), mine));
     assert_non_null(strstr(proc_text(&h.node[1], PROC_ERR), theirs));
@@ -458,8 +419,8 @@ static void test_neighbours_with_different_manifests(void **state)
     snprintf(first, sizeof first, "%s", h.manifest);
     hand_plan(&h, other_model, "other.json");
     hand_start(&h, 1, other_model);
-    must_say(&h.node[0], PROC_ERR, "ERR_MISMATCH");
-    must_say(&h.node[1], PROC_ERR, "ERR_MISMATCH");
+    cli_says(&h.node[0], PROC_ERR, "ERR_MISMATCH");
+    cli_says(&h.node[1], PROC_ERR, "ERR_MISMATCH");
     assert_null(strstr(proc_text(&h.node[0], PROC_ERR), "the ring is whole"));
     unlink(first);
     snprintf(sig, sizeof sig, "%s.sig", first);
@@ -473,7 +434,7 @@ static void must_refuse(struct hand *h, const char *key, const char *signer, con
 {
     struct proc p;
     START(&p, "node", model, "--manifest", h->manifest, "--key", key, "--signer", signer);
-    finish(&p, 1);
+    cli_finish(&p, 1);
     if (proc_lines(&p, PROC_ERR, code) != 1 || !strstr(proc_text(&p, PROC_ERR), has))
         fail_msg("not '%s' and '%s' but: %s", code, has, proc_text(&p, PROC_ERR));
     proc_free(&p);
@@ -527,12 +488,10 @@ static void test_nobody_vouches(void **state)
     start(&p,
           (const char *const[]){"node", model, "--manifest", h.manifest, "--key", h.key[1], "--listen-fd", fd, NULL},
           h.fd[1]);
-    must_say(&p, PROC_ERR, "nobody vouched for");
-    must_say(&p, PROC_ERR, "serving");
+    cli_says(&p, PROC_ERR, "nobody vouched for");
+    cli_says(&p, PROC_ERR, "serving");
     assert_non_null(strstr(proc_text(&p, PROC_ERR), h.signer));
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
+    cli_stop(&p);
     hand_fini(&h);
 }
 
@@ -554,17 +513,17 @@ static void test_plan_refuses(void **state)
     in_dir("signer.key", key);
     in_dir("no.json", out);
     START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", pub);
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: 2 windows"), 1);
     proc_free(&p);
     START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", pub, "--node", "nonsense@x:1");
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: node 'nonsense@x:1'"), 1);
     proc_free(&p);
     char twice[96];
     snprintf(twice, sizeof twice, "%s@127.0.0.1:9", pub);
     START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", twice, "--node", twice);
-    finish(&p, 1);
+    cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_MISMATCH: "), 1);
     proc_free(&p);
     assert_int_equal(access(out, F_OK), -1);

@@ -13,31 +13,28 @@
 #include "base/clock.h"
 #include "base/io.h"
 #include "base/text.h"
+#include "lib/cli_rig.h"
 #include "lib/golden_json.h"
 #include "lib/maker.h"
 #include "lib/nginx_rig.h"
-#include "lib/proc.h"
 #include "lib/split.h"
 #include "lib/test_util.h"
 #include "lib/web.h"
 #include "model/hparams.h"
 #include "model/ident.h"
 #include "model/slice.h"
+#include "net/tcp.h"
 
-#include <arpa/inet.h>
 #include <ggml.h>
 #include <glob.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <yyjson.h>
 
-#define WAIT_MS 120000u
 #define N_NODES 3
 #define URL     128
 
@@ -53,41 +50,21 @@ static const char *in_dir(const char *name, char out[PATH_MAX])
 /* home: whose cache it uses, a folder in dir. argv ends with NULL, without the program's name. */
 static void start(struct proc *p, const char *home, const char *const *words, int keep_fd)
 {
-    const char *argv[PROC_MAX_ARGS] = {KV_BINARY};
     char home_env[PATH_MAX + 16], path[PATH_MAX], tmp_env[PATH_MAX + 16];
     snprintf(home_env, sizeof home_env, "KVASIR_HOME=%s", in_dir(home, path));
     snprintf(tmp_env, sizeof tmp_env, "TMPDIR=%s", dir);
     const char *env[] = {home_env,       tmp_env,           "XDG_RUNTIME_DIR",
                          "KVASIR_MODEL", "KVASIR_TOKEN",    "HF_TOKEN",
                          "http_proxy",   "KVASIR_LOG=info", NULL};
-    size_t n = 1;
-    for (; *words; words++) {
-        assert_true(n + 1 < PROC_MAX_ARGS);
-        argv[n++] = *words;
-    }
-    assert_true(proc_start(p, argv, env, keep_fd));
+    cli_start(p, words, env, keep_fd);
 }
-#define START(p, home, ...) start(p, home, (const char *const[]){__VA_ARGS__, NULL}, -1)
-
-static void finish(struct proc *p, int code)
-{
-    if (!proc_wait(p, WAIT_MS))
-        fail_msg("it hangs; stderr: %s", proc_text(p, PROC_ERR));
-    if (proc_code(p) != code)
-        fail_msg("exit status %d, not %d; stderr: %s", proc_code(p), code, proc_text(p, PROC_ERR));
-}
-
-static void must_say(struct proc *p, enum proc_stream s, const char *text)
-{
-    if (!proc_until(p, s, text, WAIT_MS))
-        fail_msg("'%s' does not come; stdout: %s; stderr: %s", text, proc_text(p, PROC_OUT), proc_text(p, PROC_ERR));
-}
+#define START(p, home, ...) start(p, home, CLI_WORDS(__VA_ARGS__), -1)
 
 /* Ends with this status; its output stays until proc_free. */
 #define RUN(p, code, home, ...)                                                                                        \
     do {                                                                                                               \
         START(p, home, __VA_ARGS__);                                                                                   \
-        finish(p, code);                                                                                               \
+        cli_finish(p, code);                                                                                           \
     } while (0)
 
 static void copy(const char *from, const char *folder, const char *name)
@@ -126,24 +103,19 @@ struct server {
 static void server_listens(struct server *s)
 {
     s->n_looks = 0;
-    must_say(&s->p, PROC_OUT, "\n");
-    const char *at = strstr(proc_text(&s->p, PROC_OUT), "http://127.0.0.1:");
-    assert_non_null(at);
-    s->port = (uint16_t)strtoul(at + 17, NULL, 10);
+    s->port = (uint16_t)strtoul(cli_line(&s->p, PROC_OUT, "http://127.0.0.1:") + 17, NULL, 10);
     snprintf(s->base, sizeof s->base, "http://127.0.0.1:%u", s->port);
 }
 
-static void server_start(struct server *s)
+static void server_start(struct server *s, const char *folder)
 {
-    START(&s->p, "home-origin", "origin", models, "--listen", "127.0.0.1:0");
+    START(&s->p, "home-origin", "origin", folder, "--listen", "127.0.0.1:0");
     server_listens(s);
 }
 
 static void server_stop(struct server *s)
 {
-    kill(s->p.pid, SIGTERM);
-    finish(&s->p, 0);
-    proc_free(&s->p);
+    cli_stop(&s->p);
 }
 
 static const char *url_of(const struct server *s, const char *name, char out[URL])
@@ -188,7 +160,7 @@ static struct counts counts_of(struct server *s)
 /* Waits until the origin knows all ids. */
 static void wait_indexed(const struct server *s)
 {
-    const uint64_t deadline = clock_deadline_ms(WAIT_MS);
+    const uint64_t deadline = clock_deadline_ms(CLI_WAIT_MS);
     for (bool waits = true; waits;) {
         struct web w;
         assert_true(clock_now_ns() < deadline);
@@ -197,18 +169,6 @@ static void wait_indexed(const struct server *s)
         web_free(&w);
         usleep(5000);
     }
-}
-
-static int listen_here(uint16_t *port)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 64) != 0 ||
-        getsockname(fd, (struct sockaddr *)&a, &len) != 0)
-        fail_msg("no listening socket");
-    *port = ntohs(a.sin_port);
-    return fd;
 }
 
 /* nginx over the models. false: it is not installed. */
@@ -224,7 +184,7 @@ static bool nginx_serves(struct server *s)
 static void nginx_ends(struct server *s)
 {
     kill(s->p.pid, SIGQUIT);
-    assert_true(proc_wait(&s->p, WAIT_MS));
+    assert_true(proc_wait(&s->p, CLI_WAIT_MS));
     proc_free(&s->p);
 }
 
@@ -253,6 +213,7 @@ static void ring_init(struct ring *r, const char *url)
 {
     char signer_key[PATH_MAX], node[N_NODES][96];
     struct proc p;
+    struct err e;
     char home[PATH_MAX];
     memset(r, 0, sizeof *r);
     keygen("signer", signer_key, r->signer);
@@ -263,7 +224,8 @@ static void ring_init(struct ring *r, const char *url)
         snprintf(r->home[i], sizeof r->home[i], "home%d", i);
         keygen(name, r->key[i], pub);
         mkdir(in_dir(r->home[i], home), 0700);
-        r->fd[i] = listen_here(&port);
+        if (net_tcp_listen("127.0.0.1:0", &r->fd[i], &port, &e) != OK)
+            fail_msg("%s", e.msg);
         snprintf(node[i], sizeof node[i], "%s@127.0.0.1:%u", pub, port);
         r->node[i].fd[0] = r->node[i].fd[1] = -1;
     }
@@ -297,7 +259,7 @@ static void ring_stop(struct ring *r)
     for (int i = 0; i < N_NODES; i++)
         kill(r->node[i].pid, SIGTERM);
     for (int i = 0; i < N_NODES; i++) {
-        finish(&r->node[i], 0);
+        cli_finish(&r->node[i], 0);
         proc_free(&r->node[i]);
     }
 }
@@ -319,10 +281,8 @@ static void ring_fini(struct ring *r)
 
 static uint16_t http_port(struct proc *node)
 {
-    must_say(node, PROC_OUT, "\"event\":\"http\",\"port\":");
-    const char *at = strstr(proc_text(node, PROC_OUT), "\"port\":");
-    must_say(node, PROC_OUT, "}\n");
-    return (uint16_t)strtoul(at + 7, NULL, 10);
+    static const char event[] = "\"event\":\"http\",\"port\":";
+    return (uint16_t)strtoul(cli_line(node, PROC_OUT, event) + sizeof event - 1, NULL, 10);
 }
 
 /* n prompts of the references, asked at the ranks in turn, give the references' texts. */
@@ -333,7 +293,7 @@ static void check_golden(struct ring *r, const char *golden, int n)
     char path[PATH_MAX];
     if (golden_json_open(test_data(golden, path), &g, &e) != OK)
         fail_msg("%s", e.msg);
-    must_say(&r->node[0], PROC_OUT, "\"event\":\"whole\"");
+    cli_says(&r->node[0], PROC_OUT, "\"event\":\"whole\"");
     for (int i = 0; i < N_NODES; i++) {
         const struct golden_text *c = &g.cases[i % n];
         struct buf body = {0};
@@ -363,8 +323,8 @@ static void check_own_window_only(struct ring *r)
         char maps[64];
         struct buf b = {0};
         struct err e;
-        must_say(&r->node[i], PROC_ERR, "pulling window");
-        must_say(&r->node[i], PROC_OUT, "\"event\":\"loaded\"");
+        cli_says(&r->node[i], PROC_ERR, "pulling window");
+        cli_says(&r->node[i], PROC_OUT, "\"event\":\"loaded\"");
         snprintf(maps, sizeof maps, "/proc/%d/maps", (int)r->node[i].pid);
         if (io_read_file(maps, 8u << 20, &b, &e) != OK)
             fail_msg("%s", e.msg);
@@ -403,7 +363,7 @@ static void test_ring_from_origin(void **state)
     char url[URL];
     put_fixture("llama-spm-f32.gguf");
     put_fixture("llama-tied-f32.gguf"); /* another one: the manifest's id tells them apart */
-    server_start(&s);
+    server_start(&s, models);
     ring_pulls(url_of(&s, "llama-spm-f32.gguf", url), s.base, "golden/llama-spm-f32.json", 3, &s, server_stop);
 }
 
@@ -416,7 +376,7 @@ static void test_ring_from_split_model(void **state)
     snprintf(stem, sizeof stem, "%s/spm", models);
     if (split_gguf(test_data("llama-spm-f32.gguf", path), stem, 3, &e) != OK)
         fail_msg("%s", e.msg);
-    server_start(&s);
+    server_start(&s, models);
     url_of(&s, "spm-00001-of-00003.gguf", url);
     ring_pulls(url, url, "golden/llama-spm-f32.json", 3, &s, server_stop);
 }
@@ -564,7 +524,7 @@ static void test_received_for_a_window(void **state)
     if (maker_write(model, &mp, &e) != OK)
         fail_msg("%s", e.msg);
     make_index(model, in_dir("counted.kvi", kvi));
-    server_start(&s);
+    server_start(&s, models);
     wait_indexed(&s);
     url_of(&s, "counted.gguf", url);
     in_dir("counted-stage.gguf", out);
@@ -658,7 +618,7 @@ static void test_window_of_122b(void **state)
     assert_int_equal(stat(model, &st), 0);
     assert_true((uint64_t)st.st_size > 70ull << 30 && (uint64_t)st.st_blocks * 512 < 64u << 20);
     index_of_holes(model, in_dir("qwen.kvi", kvi));
-    server_start(&s);
+    server_start(&s, models);
     url_of(&s, "qwen.gguf", url);
 
     struct counts before = counts_of(&s), after;
@@ -705,7 +665,7 @@ static void test_up_from_origin(void **state)
     struct err e;
     char path[PATH_MAX], want[1024];
     put_fixture("llama-tied-f32.gguf");
-    server_start(&s);
+    server_start(&s, models);
     if (golden_json_open(test_data("golden/llama-tied-f32.json", path), &g, &e) != OK)
         fail_msg("%s", e.msg);
     const struct golden_text *c = &g.cases[2];
@@ -715,8 +675,8 @@ static void test_up_from_origin(void **state)
         struct proc p;
         struct web w;
         START(&p, "home-up", "up", "--origin", s.base, "--stages", "3", "--port", "0", "--kv", "f32");
-        must_say(&p, PROC_OUT, "API: ");
-        must_say(&p, PROC_OUT, "(rank 2)");
+        cli_says(&p, PROC_OUT, "API: ");
+        cli_says(&p, PROC_OUT, "(rank 2)");
         const char *at = strstr(proc_text(&p, PROC_OUT), "http://127.0.0.1:");
         assert_true(web_call(&w, (uint16_t)strtoul(at + 17, NULL, 10), "POST", "/v1/chat/completions",
                              "Content-Type: application/json\r\n",
@@ -733,9 +693,7 @@ static void test_up_from_origin(void **state)
             assert_null(strstr(proc_text(&p, PROC_ERR), "pulling window"));
         else
             assert_non_null(strstr(proc_text(&p, PROC_ERR), "pulling window"));
-        kill(p.pid, SIGTERM);
-        finish(&p, 0);
-        proc_free(&p);
+        cli_stop(&p);
     }
     golden_json_close(&g);
     server_stop(&s);
@@ -748,12 +706,12 @@ static void refused(const char *says, int code, const char *const *words)
 {
     struct proc p;
     start(&p, "home0", words, -1);
-    finish(&p, code);
+    cli_finish(&p, code);
     if (!strstr(proc_text(&p, PROC_ERR), says))
         fail_msg("'%s' is not in: %s", says, proc_text(&p, PROC_ERR));
     proc_free(&p);
 }
-#define REFUSED(says, code, ...) refused(says, code, (const char *const[]){__VA_ARGS__, NULL})
+#define REFUSED(says, code, ...) refused(says, code, CLI_WORDS(__VA_ARGS__))
 
 static void test_refused(void **state)
 {
@@ -763,7 +721,7 @@ static void test_refused(void **state)
     char url[URL], other[URL], bad[URL + 32];
     put_fixture("llama-spm-f32.gguf");
     put_fixture("llama-tied-f32.gguf");
-    server_start(&s);
+    server_start(&s, models);
     wait_indexed(&s);
     ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
     url_of(&s, "llama-tied-f32.gguf", other);
@@ -787,25 +745,19 @@ static void test_refused(void **state)
     put_fixture("llama-spm-f32.gguf");
     struct server without;
     server_stop(&s);
-    server_start(&s);
+    server_start(&s, models);
     ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
     char empty[PATH_MAX];
     mkdir(in_dir("empty", empty), 0755);
-    START(&without.p, "home-origin", "origin", empty, "--listen", "127.0.0.1:0");
-    must_say(&without.p, PROC_OUT, "\n");
-    const char *at = strstr(proc_text(&without.p, PROC_OUT), "http://127.0.0.1:");
-    snprintf(bad, sizeof bad, "http://127.0.0.1:%lu", strtoul(at + 17, NULL, 10));
-    REFUSED("does not have the model", 1, NODE, "--origin", bad);
+    server_start(&without, empty);
+    REFUSED("does not have the model", 1, NODE, "--origin", without.base);
     struct proc p;
-    START(&p, "home0", NODE, "--origin", bad, "--origin", s.base, "--status-fd", "1", "--listen", "127.0.0.1:0");
-    must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
+    START(&p, "home0", NODE, "--origin", without.base, "--origin", s.base, "--status-fd", "1", "--listen",
+          "127.0.0.1:0");
+    cli_says(&p, PROC_OUT, "\"event\":\"loaded\"");
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "passed over: "));
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
-    kill(without.p.pid, SIGTERM);
-    finish(&without.p, 0);
-    proc_free(&without.p);
+    cli_stop(&p);
+    server_stop(&without);
     server_stop(&s);
     ring_fini(&r);
     empty_models();
@@ -830,23 +782,21 @@ static void test_stopped_while_pulling(void **state)
     snprintf(model, sizeof model, "%s/big.gguf", models);
     if (maker_write(model, &mp, &e) != OK)
         fail_msg("%s", e.msg);
-    server_start(&s);
+    server_start(&s, models);
     wait_indexed(&s);
     ring_init(&r, url_of(&s, "big.gguf", url));
     kill(s.p.pid, SIGSTOP); /* so that it cannot end before it is told to */
     START(&p, "home0", NODE, "--origin", url, "--status-fd", "1", "--listen", "127.0.0.1:0");
-    must_say(&p, PROC_ERR, "pulling window");
+    cli_says(&p, PROC_ERR, "pulling window");
     kill(p.pid, SIGTERM);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_null(strstr(proc_text(&p, PROC_OUT), "\"event\":\"loaded\""));
     proc_free(&p);
     kill(s.p.pid, SIGCONT);
     START(&p, "home0", NODE, "--origin", s.base, "--status-fd", "1", "--listen", "127.0.0.1:0");
-    must_say(&p, PROC_OUT, "\"event\":\"pull\",\"done_bytes\":");
-    must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
-    kill(p.pid, SIGTERM);
-    finish(&p, 0);
-    proc_free(&p);
+    cli_says(&p, PROC_OUT, "\"event\":\"pull\",\"done_bytes\":");
+    cli_says(&p, PROC_OUT, "\"event\":\"loaded\"");
+    cli_stop(&p);
     server_stop(&s);
     ring_fini(&r);
     empty_models();
@@ -879,14 +829,14 @@ static void test_damaged_in_the_cache(void **state)
     struct ring r;
     char url[URL];
     put_fixture("llama-spm-f32.gguf");
-    server_start(&s);
+    server_start(&s, models);
     ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
     for (int i = 0; i < 2; i++) {
         struct proc p;
         START(&p, "home0", NODE, "--origin", url, "--status-fd", "1", "--listen", "127.0.0.1:0");
-        must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
+        cli_says(&p, PROC_OUT, "\"event\":\"loaded\"");
         kill(p.pid, SIGTERM);
-        finish(&p, 0);
+        cli_finish(&p, 0);
         assert_non_null(strstr(proc_text(&p, PROC_ERR), "pulling window"));
         assert_true(i == 0 || strstr(proc_text(&p, PROC_ERR), "are not those of its model"));
         proc_free(&p);
@@ -909,7 +859,7 @@ static void test_token(void **state)
     put_fixture("llama-spm-f32.gguf");
     if (io_write_file(in_dir("token", token), "open-sesame-71\n", 15, 0600, &e) != OK)
         fail_msg("%s", e.msg);
-    server_start(&s);
+    server_start(&s, models);
     ring_init(&r, url_of(&s, "llama-spm-f32.gguf", url));
     server_stop(&s);
     START(&s.p, "home-origin", "origin", models, "--listen", "127.0.0.1:0", "--token-file", token);
@@ -923,15 +873,15 @@ static void test_token(void **state)
     RUN(&p, 0, "home0", "index", s.base, "--token-file", token);
     proc_free(&p);
     START(&p, "home0", NODE, "--origin", s.base, "--token-file", token, "--status-fd", "1", "--listen", "127.0.0.1:0");
-    must_say(&p, PROC_OUT, "\"event\":\"loaded\"");
+    cli_says(&p, PROC_OUT, "\"event\":\"loaded\"");
     kill(p.pid, SIGTERM);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_null(strstr(proc_text(&p, PROC_ERR), "sesame"));
     proc_free(&p);
     START(&p, "home-up", "up", "--origin", s.base, "--token-file", token, "--stages", "2", "--port", "0");
-    must_say(&p, PROC_OUT, "ring up: ");
+    cli_says(&p, PROC_OUT, "ring up: ");
     kill(p.pid, SIGTERM);
-    finish(&p, 0);
+    cli_finish(&p, 0);
     assert_null(strstr(proc_text(&p, PROC_ERR), "sesame"));
     proc_free(&p);
     server_stop(&s);

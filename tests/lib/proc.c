@@ -12,11 +12,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void become(const char *const *argv, const char *const *env, const int out[2], int keep_fd)
+static void become(const char *const *argv, const char *const *env, const int out[2], int keep_fd, pid_t parent)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* it goes with a test that is killed or gives up */
+    if (getppid() != parent)
+        _exit(127);
     int null_fd = open("/dev/null", O_RDONLY);
     if (null_fd >= 0)
         dup2(null_fd, STDIN_FILENO);
@@ -51,9 +55,10 @@ bool proc_start(struct proc *p, const char *const *argv, const char *const *env,
         return false;
     }
     fflush(NULL);
+    const pid_t parent = getpid();
     pid_t pid = fork();
     if (pid == 0)
-        become(argv, env, (int[]){out[1], err[1]}, keep_fd);
+        become(argv, env, (int[]){out[1], err[1]}, keep_fd, parent);
     close(out[1]);
     close(err[1]);
     p->fd[PROC_OUT] = out[0];
@@ -128,6 +133,19 @@ bool proc_until(struct proc *p, enum proc_stream s, const char *text, uint32_t m
         take_some(p, deadline);
     }
     return true;
+}
+
+const char *proc_line(struct proc *p, enum proc_stream s, const char *text, uint32_t ms)
+{
+    uint64_t deadline = clock_deadline_ms(ms);
+    for (;;) {
+        const char *at = strstr(proc_text(p, s), text);
+        if (at && strchr(at, '\n'))
+            return at;
+        if (over(p) || clock_now_ns() >= deadline)
+            return NULL;
+        take_some(p, deadline);
+    }
 }
 
 unsigned proc_lines(struct proc *p, enum proc_stream s, const char *prefix)

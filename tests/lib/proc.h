@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Programs under test: started with pipes for their output, waited for with deadlines, never left behind. Single
- * thread.
+ * Programs under test: started with pipes for their output, waited for with deadlines, never left behind: they are
+ * killed when the thread that started them ends. Single thread.
  */
 #ifndef KVASIR_TESTS_PROC_H
 #define KVASIR_TESTS_PROC_H
@@ -31,6 +31,9 @@ int proc_code(const struct proc *p);
 
 /* Reads until the text has come on that stream; false when it ended or the time was over before. */
 bool proc_until(struct proc *p, enum proc_stream s, const char *text, uint32_t ms);
+/* Reads until a line with the text is whole: the text there, until more is read. NULL: it ended or the time was over.
+ */
+const char *proc_line(struct proc *p, enum proc_stream s, const char *text, uint32_t ms);
 const char *proc_text(struct proc *p, enum proc_stream s);
 /* Lines of that stream that begin with the prefix. */
 unsigned proc_lines(struct proc *p, enum proc_stream s, const char *prefix);
