@@ -315,7 +315,7 @@ static enum err_code read_choice(const char *path, yyjson_val *v, const char *co
 
 static enum err_code read_window(const char *path, yyjson_val *v, struct manifest_rank *r, struct err *e)
 {
-    uint64_t first, end;
+    uint64_t first = 0, end = 0;
     if (!yyjson_is_arr(v) || yyjson_arr_size(v) != 2)
         return err_set(e, ERR_FORMAT, "%s: not [first, end]", path);
     enum err_code rc = read_number(path, yyjson_arr_get(v, 0), MANIFEST_MAX_BLOCKS, &first, e);
