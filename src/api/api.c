@@ -289,13 +289,9 @@ static void on_gone(void *ctx, struct http_request *r, bool done)
     api_count_http(a, x->route, status);
     if (call)
         api_observe(&a->metrics.duration, ns);
-    api_access_write(a->log_fd, &(struct api_access){.peer = http_peer(r),
-                                                     .method = http_method(r),
-                                                     .path = http_path(r),
-                                                     .id = x->id,
-                                                     .status = status,
-                                                     .ns = ns,
-                                                     .call = call});
+    const struct http_access line = {
+        .peer = http_peer(r), .method = http_method(r), .path = http_path(r), .id = x->id, .status = status, .ns = ns};
+    api_access_write(a, line, call);
     free(x);
     if (call)
         api_detach(call, done);
@@ -329,12 +325,13 @@ static void on_refused(void *ctx, struct http_refusal *f)
     buf_printf(&f->headers, "X-Request-Id: %s\r\n%s", id, f->status == 503 ? "Retry-After: 1\r\n" : "");
     api_put_cors(a, f->r, false, &f->headers);
     api_count_http(a, route, f->status);
-    api_access_write(a->log_fd, &(struct api_access){.peer = f->peer,
-                                                     .method = f->r ? http_method(f->r) : "",
-                                                     .path = f->r ? http_path(f->r) : "",
-                                                     .id = id,
-                                                     .status = f->status,
-                                                     .ns = f->took_ns});
+    const struct http_access line = {.peer = f->peer,
+                                     .method = f->r ? http_method(f->r) : "",
+                                     .path = f->r ? http_path(f->r) : "",
+                                     .id = id,
+                                     .status = f->status,
+                                     .ns = f->took_ns};
+    api_access_write(a, line, NULL);
 }
 
 static void on_wake(void *ctx)
@@ -417,7 +414,7 @@ enum err_code api_start(const struct api_config *config, struct api **out, struc
     if (rc == OK && config->keys_file)
         rc = api_keys_open(config->keys_file, &a->keys, e);
     if (rc == OK && config->access_log)
-        rc = api_access_open(config->access_log, &a->log_fd, e);
+        rc = http_access_open(config->access_log, &a->log_fd, e);
     struct http_config http = {.addr = config->addr,
                                .max_connections = config->max_connections,
                                .head_ms = config->head_ms,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * What the files of this room share. api.c: life and routes; guard.c: keys, origins; access.c: the access log;
+ * What the files of this room share. api.c: life and routes; guard.c: keys, origins; access.c: lines of the log;
  * generate.c: from a request to choices and from tokens to text; respond.c: what that looks like as JSON; ring.c: what
  * is known of model and ring; metrics.c. Everything belongs to the loop thread, except what is marked as guarded by
  * struct api's mutex: there the ring's threads leave tokens, and http_wake makes the loop take them.
@@ -11,6 +11,7 @@
 #include "api/api.h"
 #include "api/guard.h"
 #include "api/request.h"
+#include "http/access.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -146,14 +147,8 @@ void api_send_begin(struct api_exchange *x);
 void api_random(void *out, size_t n);
 
 /* --- access.c --- */
-enum err_code api_access_open(const char *path, int *fd, struct err *e) KV_MUST_USE;
-struct api_access {
-    const char *peer, *method, *path, *id;
-    unsigned status;
-    uint64_t ns;
-    const struct api_call *call; /* NULL: none */
-};
-void api_access_write(int fd, const struct api_access *l); /* fd -1: nowhere */
+/* l: without more; call NULL: none. */
+void api_access_write(const struct api *a, struct http_access l, const struct api_call *call);
 
 /* --- generate.c --- */
 void api_generate(struct api_exchange *x, bool chat);

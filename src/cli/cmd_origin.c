@@ -22,7 +22,7 @@
 #define MIN_TOKEN_LEN 8u
 
 struct origin_command {
-    const char *dir, *listen, *token_file;
+    const char *dir, *listen, *token_file, *access_log;
     uint32_t max_connections;
     bool json;
     /* while it runs */
@@ -108,7 +108,8 @@ static void print_counts(const struct origin_counts *n)
 /* Until a signal comes; says what was sent, when that has changed. */
 static void serve(const struct origin_command *c)
 {
-    const bool tty = isatty(STDERR_FILENO) && !c->json;
+    const bool log_there = c->access_log && strcmp(c->access_log, "-") == 0;
+    const bool tty = isatty(STDERR_FILENO) && !c->json && !log_there;
     struct origin_counts last = {0}, now;
     char size[16];
     for (;;) {
@@ -138,6 +139,7 @@ static enum err_code run(struct origin_command *c, struct err *e)
     const struct origin_config config = {.dir = c->dir,
                                          .addr = c->listen,
                                          .token = c->token_file ? buf_str(&c->token) : NULL,
+                                         .access_log = c->access_log,
                                          .max_connections = c->max_connections};
     if (rc == OK)
         rc = origin_start(&config, &c->origin, e);
@@ -155,6 +157,8 @@ int cmd_origin(int argc, char **argv, const struct command *cmd)
         {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: " DEFAULT_ADDR ")", &c.listen, 0, 0},
         {"token-file", 0, OPT_STRING, "FILE", "clients must send the token that is in its first line", &c.token_file, 0,
          0},
+        {"access-log", 0, OPT_STRING, "FILE", "a JSON line for each HTTP request (- is the standard error)",
+         &c.access_log, 0, 0},
         {"connections", 0, OPT_U32, "N", "most connections at once (default: 256)", &c.max_connections, 1, 60000},
         {"json", 0, OPT_FLAG, NULL, "print URLs and counts as JSON lines", &c.json, 0, 0},
         {0},

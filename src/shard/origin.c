@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
+#include "base/clock.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "http/access.h"
 #include "shard/origin_impl.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 static void token_digest(const char *text, size_t len, struct key_public *out)
 {
@@ -50,12 +54,32 @@ static void on_request(void *ctx, struct http_request *r)
     origin_serve(x);
 }
 
+static void log_request(const struct origin *o, const struct http_request *r, unsigned status,
+                        const struct origin_exchange *x)
+{
+    struct buf more = {0};
+    if (o->log_fd < 0)
+        return;
+    buf_printf(&more, ",\"body_bytes\":%" PRIu64, x ? x->sent_bytes : 0);
+    if (x && x->stage)
+        buf_printf(&more, ",\"layers\":\"%u:%u\"", x->stage->slice.first, x->stage->slice.end);
+    http_access_write(o->log_fd, &(struct http_access){.peer = http_peer(r),
+                                                       .method = http_method(r),
+                                                       .path = http_path(r),
+                                                       .status = status,
+                                                       .ns = clock_now_ns() - http_received_ns(r),
+                                                       .more = &more});
+    buf_free(&more);
+}
+
 static void on_gone(void *ctx, struct http_request *r, bool done)
 {
     struct origin *o = ctx;
     struct origin_exchange *x = http_user(r);
+    const unsigned status = done ? http_status(r) : 499;
     atomic_fetch_sub(&o->n_open, 1);
-    origin_count_status(o, done ? http_status(r) : 499);
+    origin_count_status(o, status);
+    log_request(o, r, status, x);
     if (!x)
         return;
     if (x->stage)
@@ -71,6 +95,11 @@ static void on_refused(void *ctx, struct http_refusal *x)
     origin_count_status(o, x->status);
     x->type = "application/json";
     origin_put_error(&x->body, x->text);
+    http_access_write(o->log_fd, &(struct http_access){.peer = x->peer,
+                                                       .method = x->r ? http_method(x->r) : "",
+                                                       .path = x->r ? http_path(x->r) : "",
+                                                       .status = x->status,
+                                                       .ns = x->took_ns});
 }
 
 static void on_wake(void *ctx)
@@ -98,6 +127,8 @@ static void origin_free(struct origin *o)
     for (size_t i = 0; i < o->n_first_names; i++)
         free(o->first_names[i]);
     free(o->first_names);
+    if (o->log_fd >= 0)
+        close(o->log_fd);
     free(o->dir);
     free(o);
 }
@@ -131,7 +162,12 @@ enum err_code origin_start(const struct origin_config *c, struct origin **out, s
     o->has_token = c->token != NULL;
     if (o->has_token)
         token_digest(c->token, strlen(c->token), &o->token);
-    rc = o->dir ? origin_index_start(o, e) : err_set(e, ERR_NOMEM, "out of memory");
+    o->log_fd = -1;
+    rc = o->dir ? OK : err_set(e, ERR_NOMEM, "out of memory");
+    if (rc == OK && c->access_log)
+        rc = http_access_open(c->access_log, &o->log_fd, e);
+    if (rc == OK)
+        rc = origin_index_start(o, e);
     if (rc == OK) {
         origin_scan(o); /* before the loop: its models are known from the first request on */
         rc = keep_names(o, e);

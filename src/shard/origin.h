@@ -25,11 +25,12 @@
 struct origin_config {
     const char *dir, *addr;   /* "host:port"; port 0: any */
     const char *token;        /* bearer token that all but /health need; NULL: none */
+    const char *access_log;   /* file for JSON lines (http/access.h), "-": the standard error; NULL: none */
     uint32_t max_connections; /* 0: 256 */
 };
 struct origin; /* opaque */
 
-/* ERR_NOT_FOUND, ERR_IO (folder, address in use), ERR_ARG. */
+/* ERR_NOT_FOUND, ERR_IO (folder, access log, address in use), ERR_ARG. */
 enum err_code origin_start(const struct origin_config *c, struct origin **out, struct err *e) KV_MUST_USE;
 void origin_stop(struct origin *o); /* NULL is fine */
 uint16_t origin_port(const struct origin *o);

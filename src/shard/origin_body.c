@@ -157,6 +157,7 @@ static void on_sent(void *ctx, size_t len)
     struct origin_exchange *x = ctx;
     atomic_fetch_add(&x->o->body_bytes, len);
     x->model->sent_bytes += len;
+    x->sent_bytes += len;
 }
 
 void origin_send(struct origin_exchange *x, const struct origin_body *b)

@@ -82,6 +82,7 @@ struct origin {
     char *dir;
     bool has_token;
     struct key_public token; /* digest of it: what key_equal compares */
+    int log_fd;              /* access log; -1: none */
     struct http_server *http;
     uint64_t scanned_ns;
     time_t started;
@@ -112,6 +113,7 @@ struct origin_exchange {
     struct origin_stage *stage; /* of model; NULL: none */
     uint32_t file;              /* of model, when it is one that is sent */
     uint64_t offset;            /* of the range in the whole */
+    uint64_t sent_bytes;        /* of the body */
     bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
     bool (*place)(void *ctx, uint64_t offset, struct http_place *out);
 };
