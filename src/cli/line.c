@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -56,12 +57,29 @@ static enum err_code state_dir(char out[PATH_MAX], struct err *e)
     return io_mkdirs(out, 0700, e);
 }
 
+/* The last HISTORY_MAX_BYTES of a file. */
+static bool read_tail(const char *path, struct buf *out)
+{
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool good = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    if (good) {
+        const uint64_t size = (uint64_t)st.st_size, n = size < HISTORY_MAX_BYTES ? size : HISTORY_MAX_BYTES;
+        uint8_t *p = buf_reserve(out, n);
+        good = p && io_pread_full(fd, p, n, size - n, NULL) == OK;
+        out->len += good ? n : 0;
+    }
+    if (fd >= 0)
+        close(fd);
+    return good;
+}
+
 /* The newest entries of the file, oldest first. */
 static void load_history(struct line_input *l)
 {
     struct buf text = {0};
     HistEvent ev;
-    if (io_read_file(l->history_path, HISTORY_MAX_BYTES, &text, NULL) != OK) {
+    if (!read_tail(l->history_path, &text)) {
         buf_free(&text);
         return;
     }
@@ -72,7 +90,8 @@ static void load_history(struct line_input *l)
         while (p > first && p[-1] != '\n')
             p--;
     }
-    if (p > first && io_write_file(l->history_path, p, (size_t)(end - p), 0600, NULL) != OK)
+    if ((p > first || text.len == HISTORY_MAX_BYTES) &&
+        io_write_file(l->history_path, p, (size_t)(end - p), 0600, NULL) != OK)
         log_debug("chat", "the history could not be cut");
     char *line = (char *)(uintptr_t)p, *save = NULL;
     for (line = strtok_r(line, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
