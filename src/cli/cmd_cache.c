@@ -193,7 +193,7 @@ static int check_usage(struct cache_command *c, const struct command *cmd, bool 
     struct err e;
     const char *prefix = c->pos[1];
     if (!ls && !rm && !gc)
-        return opt_usage(cmd, "ls, rm or gc, not '%.40s'", c->pos[0] ? c->pos[0] : "");
+        return c->pos[0] ? opt_usage(cmd, "ls, rm or gc, not '%.40s'", c->pos[0]) : opt_usage(cmd, "ls, rm or gc?");
     if (!rm && (c->all || c->layers || prefix))
         return opt_usage(cmd, "model id, --layers and --all are for rm");
     if (!gc && (c->max || c->partial_age != PARTIAL_AGE_S))

@@ -41,36 +41,53 @@ static void settle_openmp(char **argv)
     execv(self, argv); /* should it fail, all goes on, only slower */
 }
 
-int main(int argc, char **argv)
+static const struct command *find(const char *name)
+{
+    for (const struct command *c = commands; c->name; c++) {
+        if (strcmp(c->name, name) == 0)
+            return c;
+    }
+    return NULL;
+}
+
+static int run(int argc, char **argv)
 {
     struct err e;
+    const char *first = argv[1];
+    if (strcmp(first, "help") == 0 && argc > 2 && find(argv[2])) {
+        char option[] = "--help", *help[] = {argv[2], option, NULL};
+        return find(argv[2])->run(2, help, find(argv[2]));
+    }
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+        print_usage(stdout);
+        return EXIT_OK;
+    }
+    if (strcmp(first, "--version") == 0) {
+        printf("kvasir %s\n", KVASIR_VERSION);
+        return EXIT_OK;
+    }
+    const struct command *c = find(first);
+    if (!c) {
+        fprintf(stderr, "kvasir: there is no command '%s'; kvasir --help lists them\n", first);
+        return EXIT_USAGE;
+    }
+    if (key_library_init(&e) != OK)
+        return opt_fail(&e);
+    return c->run(argc - 1, argv + 1, c);
+}
+
+int main(int argc, char **argv)
+{
     settle_openmp(argv);
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
-        print_usage(stdout);
-        return EXIT_OK;
+    int rc = run(argc, argv);
+    if (fflush(stdout) != 0 && rc == EXIT_OK) {
+        perror("kvasir: cannot write to the standard output");
+        rc = EXIT_FAILED;
     }
-    if (strcmp(argv[1], "--version") == 0) {
-        printf("kvasir %s\n", KVASIR_VERSION);
-        return EXIT_OK;
-    }
-    for (const struct command *c = commands; c->name; c++) {
-        if (strcmp(c->name, argv[1]) != 0)
-            continue;
-        if (key_library_init(&e) != OK)
-            return opt_fail(&e);
-        int rc = c->run(argc - 1, argv + 1, c);
-        if (fflush(stdout) != 0 && rc == EXIT_OK) {
-            perror("kvasir: cannot write to the standard output");
-            rc = EXIT_FAILED;
-        }
-        return rc;
-    }
-    fprintf(stderr, "kvasir: there is no command '%s'\n", argv[1]);
-    print_usage(stderr);
-    return EXIT_USAGE;
+    return rc;
 }

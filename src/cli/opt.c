@@ -84,6 +84,28 @@ static const struct opt *by_letter(const struct opt *opts, int letter)
     return NULL;
 }
 
+/* getopt_long took none of this: not an option, several that begin so, or a value where none belongs. */
+static int refuse(const struct command *c, const struct option *longs, const char *given)
+{
+    const size_t n = strncmp(given, "--", 2) == 0 ? strcspn(given + 2, "=") : 0;
+    const struct option *first = NULL, *second = NULL;
+    if (n == 0 && optopt)
+        return opt_usage(c, "there is no option -%c", optopt);
+    for (const struct option *o = longs; n > 0 && o->name; o++) {
+        if (strncmp(o->name, given + 2, n) != 0)
+            continue;
+        if (strlen(o->name) == n)
+            return opt_usage(c, "--%s takes no value", o->name);
+        second = first ? o : second;
+        first = first ? first : o;
+    }
+    if (second)
+        return opt_usage(c, "%s could be --%s or --%s", given, first->name, second->name);
+    if (first)
+        return opt_usage(c, "--%s takes no value", first->name);
+    return opt_usage(c, "there is no option %s", given);
+}
+
 int opt_parse(const struct command *c, const struct opt *opts, int argc, char **argv, const char **pos,
               uint32_t max_pos, uint32_t *n_pos)
 {
@@ -118,9 +140,7 @@ int opt_parse(const struct command *c, const struct opt *opts, int argc, char **
             return opt_usage(c, "%s needs a value", given);
         const struct opt *o = k >= 256 ? &opts[k - 256] : by_letter(opts, k);
         if (k == '?' || !o) {
-            if (optopt && optopt < 256)
-                return opt_usage(c, "there is no option -%c", optopt);
-            return opt_usage(c, "there is no option %s", given);
+            return refuse(c, longs, given);
         }
         if (take(o, optarg, &e) != OK)
             return opt_usage(c, "%s", e.msg);

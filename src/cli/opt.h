@@ -14,7 +14,7 @@ enum opt_kind {
     OPT_FLAG,   /* bool */
     OPT_STRING, /* const char *: points into argv */
     OPT_U32,    /* uint32_t in [min, max] */
-    OPT_U64,    /* uint64_t in [min, max] */
+    OPT_U64,    /* uint64_t, any */
     OPT_FLOAT,  /* float in [min, max] */
     OPT_LIST,   /* struct opt_list: may be given several times */
 };
