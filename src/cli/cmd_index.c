@@ -70,7 +70,7 @@ static enum err_code show_model(const struct index_command *c, const struct sour
     struct progress p;
     if (src->remote) {
         uint8_t id[DIGEST_BYTES];
-        enum err_code rc = c->json || c->out ? source_model_id(src, id, e) : OK;
+        enum err_code rc = c->json || c->out ? source_model_id(src, NULL, id, e) : OK;
         return rc == OK ? show(c, source_gguf(src), h, s, remote_index(src->remote), e) : rc;
     }
     progress_begin(&p, "reading the model");

@@ -5,16 +5,13 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/parse.h"
 #include "cli/commands.h"
 #include "cli/gen.h"
-#include "cli/progress.h"
 #include "cli/rank.h"
 #include "cli/serve.h"
 #include "cli/signals.h"
 #include "cli/source.h"
-#include "model/slice.h"
-#include "shard/cache.h"
+#include "cli/window.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -38,9 +35,8 @@ struct node_command {
     struct key_secret secret;
     struct rank r;
     struct serve serve;
-    struct source_stop stop;
-    struct progress line;
-    uint64_t told_ns;
+    struct signals_stop stop;
+    uint64_t told_ns; /* no next pull event before */
 };
 
 #define NO_FD UINT32_MAX
@@ -82,12 +78,11 @@ static void put_stats(const struct node_command *c)
 
 /* --- the model, or its window from elsewhere ----------------------------------------------------- */
 
-static bool on_pull(void *ctx, const struct pull_progress *p)
+static bool tell_pull(void *ctx, struct pull_progress *p)
 {
     struct node_command *c = ctx;
     const uint64_t now = clock_now_ns();
     char line[256];
-    progress_show_rate(&c->line, p->done_bytes, p->total_bytes, p->bytes_per_s, p->eta_s);
     if (now >= c->told_ns) {
         snprintf(line, sizeof line,
                  "{\"event\":\"pull\",\"done_bytes\":%" PRIu64 ",\"total_bytes\":%" PRIu64
@@ -96,98 +91,22 @@ static bool on_pull(void *ctx, const struct pull_progress *p)
         status(c, line);
         c->told_ns = now + PULL_TELL_MS * CLOCK_NS_PER_MS;
     }
-    return !source_cancelled(&c->stop);
-}
-
-/* The stage file of the rank's window: the cache's, else pulled into it. *fresh: pulled, and so verified, just now. */
-static enum err_code fetch(struct node_command *c, uint32_t index, char path[PATH_MAX], bool *fresh, struct err *e)
-{
-    const struct manifest_rank *row = &c->m.ranks[index];
-    const struct source_want want = {.model_id = c->m.model_id, .stop = &c->stop};
-    const struct pull_request q = {
-        .first = row->first, .end = row->end, .model_id = c->m.model_id, .ctx = c, .progress = on_pull};
-    struct pull_result x = {0};
-    struct remote *r;
-    char got[16];
-    *fresh = false;
-    if (cache_find(c->m.model_id, row->first, row->end, path, e) == OK)
-        return OK;
-    if (!c->source.origins.n)
-        return err_set(
-            e, ERR_NOT_FOUND,
-            "no model is named, and the cache does not have the window [%u,%u) of %s: MODEL, or --origin URL",
-            row->first, row->end, c->m.model_name);
-    log_info("node", "pulling window [%u,%u) of %s", row->first, row->end, c->m.model_name);
-    enum err_code rc = source_remote(&c->source, &want, &r, e);
-    if (rc != OK)
-        return rc;
-    progress_begin(&c->line, "pulling the window");
-    rc = cache_pull(r, &q, path, &x, e);
-    progress_end(&c->line);
-    remote_close(r);
-    if (rc != OK)
-        return rc;
-    *fresh = x.size > 0;
-    log_info("node", "the window [%u,%u) is in %s, %s received in %" PRIu64 " requests", row->first, row->end, path,
-             parse_fmt_bytes(x.received_bytes, got), x.n_requests);
-    return OK;
-}
-
-/* The id of what was pulled just now follows from what was verified; all else is read once. */
-static enum err_code read_id(const struct gguf *g, bool fresh, uint8_t id[DIGEST_BYTES], struct err *e)
-{
-    struct slice_label label;
-    if (!fresh)
-        return rank_model_id(g, id, e);
-    enum err_code rc = slice_label_read(g, &label, e);
-    if (rc == OK)
-        memcpy(id, label.model_id, DIGEST_BYTES);
-    return rc;
-}
-
-/* From the cache, where a file may be removed, or turn out to be damaged, before it is open: then once more. */
-static enum err_code open_window(struct node_command *c, uint32_t index, struct gguf **g, uint8_t id[DIGEST_BYTES],
-                                 struct err *e)
-{
-    char path[PATH_MAX];
-    for (int tries = 0;; tries++) {
-        bool fresh;
-        enum err_code rc = fetch(c, index, path, &fresh, e);
-        if (rc != OK)
-            return rc;
-        rc = gguf_open(path, g, e);
-        if (rc == ERR_NOT_FOUND && tries == 0)
-            continue;
-        if (rc != OK)
-            return rc;
-        rc = read_id(*g, fresh, id, e);
-        if (rc == OK)
-            return OK;
-        gguf_close(*g);
-        if (rc != ERR_MISMATCH || tries > 0 || cache_reject(path, e->msg, NULL) != OK)
-            return rc;
-    }
-}
-
-static enum err_code open_model(struct node_command *c, uint32_t index, struct gguf **g, uint8_t id[DIGEST_BYTES],
-                                struct err *e)
-{
-    if (!c->model)
-        return open_window(c, index, g, id, e);
-    enum err_code rc = gguf_open(c->model, g, e);
-    if (rc != OK)
-        return rc;
-    rc = rank_model_id(*g, id, e);
-    if (rc != OK)
-        gguf_close(*g);
-    return rc;
+    return true;
 }
 
 static enum err_code load(struct node_command *c, uint32_t index, struct err *e)
 {
     struct gguf *g;
     uint8_t id[DIGEST_BYTES];
-    enum err_code rc = open_model(c, index, &g, id, e);
+    const struct window_want want = {.model = c->model,
+                                     .source = &c->source,
+                                     .m = &c->m,
+                                     .rank = index,
+                                     .stop = &c->stop,
+                                     .what = "pulling the window",
+                                     .ctx = c,
+                                     .tell = tell_pull};
+    enum err_code rc = window_open(&want, &g, id, e);
     if (rc != OK)
         return rc;
     rc = rank_open(&c->r, g, &c->m, index, id, &c->rank, e);

@@ -48,12 +48,18 @@ static enum err_code write_manifest(const struct plan_command *c, const struct s
     enum err_code rc = OK;
     for (uint32_t i = 0; rc == OK && i < m->n_ranks; i++)
         rc = parse_node(c->nodes.item[i], &m->ranks[i], e);
-    for (uint32_t i = 0; i < m->n_ranks; i++) { /* the end that can be dialled is dialled */
-        const struct manifest_rank *next = &m->ranks[(i + 1) % m->n_ranks];
+    for (uint32_t i = 0; rc == OK && i < m->n_ranks; i++) { /* the end that can be dialled is dialled */
+        const uint32_t to = (i + 1) % m->n_ranks;
+        const struct manifest_rank *next = &m->ranks[to];
         m->ranks[i].dial = next->addr[0] ? MANIFEST_DIAL_PREDECESSOR : MANIFEST_DIAL_SUCCESSOR;
+        if (m->n_ranks > 1 && !next->addr[0] && !m->ranks[i].addr[0])
+            rc = err_set(e, ERR_ARG,
+                         "the nodes of ranks %u and %u are neighbours, and neither has an address: one of "
+                         "them must be dialable, --node KEY@HOST:PORT",
+                         i, to);
     }
     if (rc == OK)
-        rc = source_model_id(s, m->model_id, e);
+        rc = source_model_id(s, NULL, m->model_id, e);
     if (rc == OK)
         rc = key_load(c->key, &signer, e);
     if (rc != OK)
@@ -139,8 +145,8 @@ int cmd_plan(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "into how many stages? --stages N, or --layers");
     if (c.out && (!c.key || !c.nodes.n))
         return opt_usage(cmd, "a manifest needs --key FILE to sign it and a --node for each rank");
-    if (c.nodes.n && !c.out)
-        return opt_usage(cmd, "--node is for a manifest: where to? -o FILE");
+    if ((c.nodes.n || c.key) && !c.out)
+        return opt_usage(cmd, "%s is for a manifest: where to? -o FILE", c.nodes.n ? "--node" : "--key");
     if (!c.layout.n_stages && !c.layout.layers)
         c.layout.n_stages = c.nodes.n;
     c.layout.kv = c.kv;

@@ -23,7 +23,7 @@ struct pull_command {
     const char *layers, *out, *index, *token_file, *rate;
     uint32_t n_connections;
     bool need_index, json;
-    struct source_stop stop;
+    struct signals_stop stop;
     struct progress line;
 };
 
@@ -31,7 +31,7 @@ static bool on_progress(void *ctx, const struct pull_progress *p)
 {
     struct pull_command *c = ctx;
     progress_show_rate(&c->line, p->done_bytes, p->total_bytes, p->bytes_per_s, p->eta_s);
-    return !source_cancelled(&c->stop);
+    return !signals_stopped(&c->stop);
 }
 
 static void print_json(const struct pull_command *c, const struct pull_request *q, const struct pull_result *x)
@@ -121,7 +121,7 @@ static enum err_code run(struct pull_command *c, struct err *e)
                                          .bearer = token,
                                          .index = c->index,
                                          .ctx = &c->stop,
-                                         .cancelled = source_cancelled};
+                                         .cancelled = signals_stopped};
     rc = remote_open(&config, &r, e);
     if (rc == OK)
         rc = pull(c, r, &q, e);

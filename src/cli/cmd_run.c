@@ -2,7 +2,8 @@
  *
  * kvasir run: continues a text. With one stage in this process alone; with more, this process is rank 0 and the others
  * are `kvasir node` processes that it starts and stops; with --manifest it is rank 0 of a ring whose other nodes run
- * already. Exactly the continuation goes to the standard output.
+ * already. With --origin each rank, this one too, pulls its own window. Exactly the continuation goes to the standard
+ * output.
  */
 #include "base/clock.h"
 #include "base/io.h"
@@ -11,15 +12,20 @@
 #include "cli/gen.h"
 #include "cli/layout.h"
 #include "cli/local.h"
+#include "cli/progress.h"
 #include "cli/rank.h"
 #include "cli/report.h"
 #include "cli/signals.h"
+#include "cli/source.h"
+#include "cli/window.h"
 #include "engine/sampler.h"
 #include "tok/chat.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,6 +35,7 @@
 
 struct run_command {
     const char *model, *prompt, *prompt_file, *listen, *system, *chat_template;
+    struct source_options source;
     struct rank_identity who; /* with --manifest */
     struct key_secret secret;
     struct layout_options layout;
@@ -38,13 +45,18 @@ struct run_command {
     bool report, chat;
     /* while it runs */
     char default_model[PATH_MAX];
-    struct gguf *g;
+    struct source src;        /* the model; nothing with --manifest and --origin */
+    struct gguf *window;      /* rank 0's, when it comes from origins */
+    uint8_t id[DIGEST_BYTES]; /* the model's, where it is needed */
     struct tok *tok;
     struct tok_ids ids;
     struct local_ring ring;
     struct rank r;
     struct local_wait wait;
-    bool parted; /* the ring has processes that this one started */
+    struct signals_stop stop;
+    struct err lost;  /* why a process of the ring ended while a window was pulled */
+    bool parted;      /* the ring has processes that this one started */
+    bool reader_gone; /* nobody reads the text any more */
     uint64_t start_ns;
 };
 
@@ -57,21 +69,88 @@ static enum err_code wait_some(struct run_command *c, int event_fd, int ms, stru
     return local_wait(c->parted ? &c->ring : NULL, &c->wait, ms, e);
 }
 
+/* --- the model ----------------------------------------------------------------------------------- */
+
+/* While rank 0's window is pulled, those of the processes are, too: what they say is read, and counts. */
+static bool tell_pull(void *ctx, struct pull_progress *p)
+{
+    struct run_command *c = ctx;
+    if (!c->parted)
+        return true;
+    enum err_code rc = wait_some(c, -1, 0, &c->lost);
+    if (rc == ERR_CANCELLED) /* a signal, not a loss */
+        c->lost.code = OK;
+    local_pulls(&c->ring, p);
+    return rc == OK;
+}
+
+/* Rank 0's window: the cache's, or pulled. */
+static enum err_code open_window(struct run_command *c, struct err *e)
+{
+    const struct window_want want = {.source = &c->source,
+                                     .remote = c->src.remote,
+                                     .m = &c->ring.m,
+                                     .stop = &c->stop,
+                                     .what = c->parted ? "pulling the windows" : "pulling the window",
+                                     .ctx = c,
+                                     .tell = tell_pull};
+    enum err_code rc = window_open(&want, &c->window, c->id, e);
+    if (rc == ERR_CANCELLED && c->lost.code != OK) {
+        *e = c->lost;
+        rc = e->code;
+    }
+    return rc;
+}
+
+/* With --manifest: who this is, and rank 0's window or the model that has it. */
+static enum err_code open_joining(struct run_command *c, struct err *e)
+{
+    uint32_t index;
+    enum err_code rc = rank_identify(&c->who, &c->ring.m, &c->secret, &index, e);
+    if (rc == OK && index != 0)
+        return err_set(e, ERR_ARG, "the key %s is rank %u's; a text enters at rank 0: run it there", c->who.key, index);
+    if (rc == OK && !c->model)
+        return open_window(c, e);
+    if (rc == OK)
+        rc = gguf_open(c->model, &c->src.file, e);
+    return rc == OK ? rank_model_id(c->src.file, &c->stop, c->id, e) : rc;
+}
+
+static enum err_code open_model(struct run_command *c, struct err *e)
+{
+    const struct source_want want = {.stop = &c->stop};
+    if (!c->model && !c->source.origins.n) {
+        enum err_code rc = default_model_find(c->default_model, e);
+        if (rc != OK)
+            return rc;
+        c->model = c->default_model;
+    }
+    return c->who.manifest ? open_joining(c, e) : source_open(&c->src, c->model, &c->source, &want, e);
+}
+
+/* The file, or what is read of one: the metadata. */
+static const struct gguf *model_of(const struct run_command *c)
+{
+    return c->window ? c->window : source_gguf(&c->src);
+}
+
+static void close_model(struct run_command *c)
+{
+    gguf_close(c->window);
+    c->window = NULL;
+    source_close(&c->src);
+}
+
 /* --- the ring ------------------------------------------------------------------------------------ */
 
 /* A ring of processes on this machine, all but rank 0 started here. */
 static enum err_code start_local(struct run_command *c, struct manifest *m, struct node_config *config, struct err *e)
 {
-    uint8_t id[DIGEST_BYTES];
-    enum err_code rc = rank_model_id(c->g, id, e);
-    if (rc != OK) {
-        manifest_fini(m);
-        return rc;
-    }
     c->parted = true;
     c->ring.model = c->model;
+    c->ring.source = &c->source;
     c->ring.options = c->rank;
-    rc = local_make(&c->ring, m, id, e);
+    enum err_code rc = local_make(&c->ring, m, c->id, e);
     for (uint32_t i = 1; rc == OK && i < c->ring.m.n_ranks; i++)
         rc = local_spawn(&c->ring, i, e);
     if (rc != OK)
@@ -85,20 +164,24 @@ static enum err_code start_local(struct run_command *c, struct manifest *m, stru
 /* Rank 0 of the manifest's ring. */
 static enum err_code join(struct run_command *c, struct node_config *config, struct err *e)
 {
-    uint8_t id[DIGEST_BYTES];
-    uint32_t index;
-    enum err_code rc = rank_identify(&c->who, &c->ring.m, &c->secret, &index, e);
-    if (rc == OK && index != 0)
-        return err_set(e, ERR_ARG, "the key %s is rank %u's; a text enters at rank 0: run it there", c->who.key, index);
-    if (rc == OK)
-        rc = rank_model_id(c->g, id, e);
-    if (rc == OK)
-        rc = rank_open(&c->r, c->g, &c->ring.m, 0, id, &c->rank, e);
+    enum err_code rc = rank_open(&c->r, model_of(c), &c->ring.m, 0, c->id, &c->rank, e);
     if (rc != OK)
         return rc;
     config->secret = &c->secret;
     config->listen_addr = c->listen ? c->listen : c->ring.m.ranks[0].addr[0] ? c->ring.m.ranks[0].addr : NULL;
     return rank_start(&c->r, &c->ring.m, config, e);
+}
+
+/* The stage of this process in a ring that it made. */
+static enum err_code load_local(struct run_command *c, struct err *e)
+{
+    struct rank_options o = c->rank;
+    enum err_code rc = c->src.remote ? open_window(c, e) : OK;
+    if (rc != OK)
+        return rc;
+    if (!o.n_threads)
+        o.n_threads = rank_default_threads(c->ring.m.n_ranks, c->ring.m.ranks[0].weight_bytes);
+    return rank_open(&c->r, model_of(c), &c->ring.m, 0, c->window ? c->id : NULL, &o, e);
 }
 
 static enum err_code start_ring(struct run_command *c, struct err *e)
@@ -107,19 +190,23 @@ static enum err_code start_ring(struct run_command *c, struct err *e)
     struct node_config config = {.listen_fd = -1};
     if (c->who.manifest)
         return join(c, &config, e);
-    enum err_code rc = layout_make(c->g, &c->layout, &m, e);
+    enum err_code rc = layout_make(model_of(c), &c->layout, &m, e);
     if (rc != OK)
         return rc;
-    if (m.n_ranks > 1)
+    if (m.n_ranks > 1 || c->src.remote) /* whoever loads alone from a file need not know what it is */
+        rc = source_model_id(&c->src, &c->stop, c->id, e);
+    if (rc != OK) {
+        manifest_fini(&m);
+        return rc;
+    }
+    if (m.n_ranks > 1) {
         rc = start_local(c, &m, &config, e);
-    else
+    } else {
         c->ring.m = m;
-    if (rc != OK)
-        return rc;
-    struct rank_options o = c->rank;
-    if (!o.n_threads)
-        o.n_threads = rank_default_threads(c->ring.m.n_ranks, c->ring.m.ranks[0].weight_bytes);
-    rc = rank_open(&c->r, c->g, &c->ring.m, 0, NULL, &o, e);
+        memcpy(c->ring.m.model_id, c->id, DIGEST_BYTES);
+    }
+    if (rc == OK)
+        rc = load_local(c, e);
     if (rc == OK)
         return rank_start(&c->r, &c->ring.m, &config, e);
     if (config.listen_fd >= 0)
@@ -129,29 +216,28 @@ static enum err_code start_ring(struct run_command *c, struct err *e)
 
 static enum err_code wait_ring(struct run_command *c, struct err *e)
 {
-    uint64_t deadline = clock_deadline_ms(RING_WAIT_MS);
-    while (!node_is_ready(c->r.node)) {
-        if (clock_now_ns() >= deadline)
-            return node_wait_ready(c->r.node, deadline, e);
-        enum err_code rc = wait_some(c, -1, 5, e);
-        if (rc != OK)
-            return rc;
+    struct progress line;
+    enum err_code rc = OK;
+    const uint64_t begin = clock_now_ns();
+    progress_begin(&line, "pulling the windows");
+    while (rc == OK && !node_is_ready(c->r.node)) {
+        const uint64_t told = local_show_pulls(&c->ring, &line), from = told > begin ? told : begin;
+        if (clock_now_ns() >= from + RING_WAIT_MS * CLOCK_NS_PER_MS)
+            rc = node_wait_ready(c->r.node, clock_now_ns(), e);
+        else
+            rc = wait_some(c, -1, 5, e);
     }
-    return OK;
+    progress_end(&line);
+    return rc;
 }
 
 /* --- the text ------------------------------------------------------------------------------------ */
 
-static enum err_code put_out(struct buf *text, struct err *e)
+static enum err_code put_out(struct run_command *c, struct buf *text, struct err *e)
 {
-    size_t done = 0;
-    while (done < text->len) {
-        ssize_t n = write(STDOUT_FILENO, text->data + done, text->len - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_set_os(e, ERR_IO, errno, "cannot write the text");
-        done += (size_t)n;
+    if (!io_write_full(STDOUT_FILENO, text->data, text->len)) {
+        c->reader_gone = errno == EPIPE;
+        return err_set_os(e, ERR_IO, errno, "cannot write the text");
     }
     buf_clear(text);
     return OK;
@@ -184,7 +270,7 @@ static enum err_code print_tokens(struct run_command *c, struct gen *g, struct e
         if (rc == OK && ended)
             rc = tok_stream_end(&s, &text, e);
         if (rc == OK)
-            rc = put_out(&text, e);
+            rc = put_out(c, &text, e);
         if (rc == OK && !ended)
             rc = wait_some(c, g->event_fd, 1000, e);
     }
@@ -192,9 +278,17 @@ static enum err_code print_tokens(struct run_command *c, struct gen *g, struct e
     return rc == OK && g->reason == SCHED_FAILED ? explain_failure(c, g, e) : rc;
 }
 
+/* Do both outputs go to the same place, as after 2>&1? */
+static bool same_output(void)
+{
+    struct stat out, err;
+    return fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 && out.st_dev == err.st_dev &&
+           out.st_ino == err.st_ino;
+}
+
 static void print_summary(const struct run_command *c, const struct gen *g)
 {
-    if (isatty(STDOUT_FILENO))
+    if (isatty(STDOUT_FILENO) || same_output()) /* the text need not have ended its line */
         fprintf(stderr, "\n");
     double prompt_s = g->n ? (double)(g->first_ns - c->start_ns) / 1e9 : 0;
     double out_s = (double)(g->last_ns - g->first_ns) / 1e9;
@@ -262,23 +356,26 @@ static enum err_code encode_chat(struct run_command *c, const char *text, size_t
     if (c->system)
         msg[n++] = (struct chat_message){CHAT_SYSTEM, c->system, strlen(c->system)};
     msg[n++] = (struct chat_message){CHAT_USER, text, len};
-    enum err_code rc = chat_pick(c->g, c->chat_template, &chat, e);
+    enum err_code rc = chat_pick(model_of(c), c->chat_template, &chat, e);
     return rc == OK ? chat_encode(&chat, c->tok, msg, n, &options, &c->ids, e) : rc;
 }
 
-static enum err_code read_prompt(struct run_command *c, struct err *e)
+/* The text as it was given. Before signals are taken: whoever types it ends it with Ctrl-C as any program. */
+static enum err_code read_text(const struct run_command *c, struct buf *text, struct err *e)
 {
-    struct buf text = {0};
-    enum err_code rc = OK;
     if (c->prompt_file)
-        rc = io_read_file(strcmp(c->prompt_file, "-") == 0 ? "/dev/stdin" : c->prompt_file, PROMPT_MAX, &text, e);
+        return io_read_file(strcmp(c->prompt_file, "-") == 0 ? "/dev/stdin" : c->prompt_file, PROMPT_MAX, text, e);
+    buf_puts(text, c->prompt);
+    return OK;
+}
+
+static enum err_code encode(struct run_command *c, struct buf *text, struct err *e)
+{
+    enum err_code rc;
+    if (c->chat)
+        rc = encode_chat(c, buf_str(text), text->len, e);
     else
-        buf_puts(&text, c->prompt);
-    if (rc == OK && c->chat)
-        rc = encode_chat(c, buf_str(&text), text.len, e);
-    else if (rc == OK)
-        rc = tok_encode(c->tok, buf_str(&text), text.len, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL, &c->ids, e);
-    buf_free(&text);
+        rc = tok_encode(c->tok, buf_str(text), text->len, TOK_ADD_SPECIAL | TOK_PARSE_SPECIAL, &c->ids, e);
     if (rc == OK && c->ids.n == 0)
         rc = err_set(e, ERR_ARG, "the prompt is empty, and this model puts no token before a text");
     return rc;
@@ -286,26 +383,44 @@ static enum err_code read_prompt(struct run_command *c, struct err *e)
 
 static enum err_code run(struct run_command *c, struct err *e)
 {
+    struct buf text = {0};
     enum err_code rc = sampler_check(&c->sampling, INT32_MAX, e); /* the options have no tokens */
     if (rc == OK)
+        rc = read_text(c, &text, e);
+    if (rc == OK)
         rc = signals_open(&c->wait.signal_fd, e);
-    if (rc == OK && !c->model) {
-        rc = default_model_find(c->default_model, e);
-        c->model = c->default_model;
-    }
+    c->stop.signal_fd = c->wait.signal_fd;
     if (rc == OK)
-        rc = gguf_open(c->model, &c->g, e);
+        rc = open_model(c, e);
     if (rc == OK)
-        rc = tok_new(c->g, NULL, &c->tok, e);
+        rc = tok_new(model_of(c), NULL, &c->tok, e);
     if (rc == OK)
-        rc = read_prompt(c, e);
+        rc = encode(c, &text, e);
+    buf_free(&text);
     if (rc == OK)
         rc = start_ring(c, e);
-    gguf_close(c->g);
-    c->g = NULL;
+    close_model(c);
     if (rc == OK)
         rc = wait_ring(c, e);
     return rc == OK ? generate(c, e) : rc;
+}
+
+/* -1: all is well, else the exit status. */
+static int check_usage(const struct run_command *c, const struct command *cmd)
+{
+    if (!c->prompt == !c->prompt_file)
+        return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
+    const char *wrong = source_complaint(&c->source, c->model);
+    if (wrong)
+        return opt_usage(cmd, "%s", wrong);
+    if (!c->chat && (c->system || c->chat_template))
+        return opt_usage(cmd, "--system and --chat-template go with --chat");
+    if (!c->who.manifest != !c->who.key || (!c->who.manifest && (c->who.signer || c->listen)))
+        return opt_usage(cmd, "a ring that is there already is joined by --manifest and --key");
+    if (c->who.manifest &&
+        (c->layout.n_stages || c->layout.layers || c->layout.n_ctx || c->layout.n_slots || c->layout.n_batch))
+        return opt_usage(cmd, "with --manifest, stages, windows and sizes are the manifest's");
+    return -1;
 }
 
 int cmd_run(int argc, char **argv, const struct command *cmd)
@@ -320,6 +435,7 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
         {"chat-template", 0, OPT_STRING, "NAME", "with --chat: the format, not as the file says (see docs/chat.md)",
          &c.chat_template, 0, 0},
         {"predict", 'n', OPT_U32, "N", "most tokens to generate (default: 128)", &c.n_predict, 1, 1 << 24},
+        SOURCE_OPTION_ROWS(c.source),
         LAYOUT_OPTION_ROWS(c.layout),
         RANK_OPTION_ROWS(c.rank),
         RANK_IDENTITY_ROWS(c.who),
@@ -348,15 +464,9 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     int rc = opt_parse(cmd, opts, argc, argv, &c.model, 1, &n_pos);
     if (rc >= 0)
         return rc;
-    if (!c.prompt == !c.prompt_file)
-        return opt_usage(cmd, "a text to continue: either -p TEXT or -f FILE");
-    if (!c.chat && (c.system || c.chat_template))
-        return opt_usage(cmd, "--system and --chat-template go with --chat");
-    if (!c.who.manifest != !c.who.key || (!c.who.manifest && (c.who.signer || c.listen)))
-        return opt_usage(cmd, "a ring that is there already is joined by --manifest and --key");
-    if (c.who.manifest &&
-        (c.layout.n_stages || c.layout.layers || c.layout.n_ctx || c.layout.n_slots || c.layout.n_batch))
-        return opt_usage(cmd, "with --manifest, stages, windows and sizes are the manifest's");
+    rc = check_usage(&c, cmd);
+    if (rc >= 0)
+        return rc;
     c.sampling.top_k = (int32_t)c.top_k;
     c.sampling.penalty_last_n = c.penalty_last_n;
     c.layout.kv = c.rank.kv;
@@ -372,7 +482,8 @@ int cmd_run(int argc, char **argv, const struct command *cmd)
     tok_free(c.tok);
     if (c.wait.signal_fd >= 0)
         close(c.wait.signal_fd);
-    if (c.wait.signal)
-        return 128 + c.wait.signal;
+    const int sig = c.wait.signal ? c.wait.signal : atomic_load(&c.stop.signal);
+    if (sig || c.reader_gone) /* as of `| head`, which has read enough: no failure to speak of */
+        return 128 + (sig ? sig : SIGPIPE);
     return code == OK ? EXIT_OK : opt_fail(&e);
 }

@@ -17,14 +17,14 @@ struct slice_command {
     const char *model, *layers, *out;
     bool json;
     struct progress progress;
-    int signal_fd;
+    struct signals_stop stop;
 };
 
 static bool on_progress(void *ctx, uint64_t done, uint64_t total)
 {
     struct slice_command *c = ctx;
     progress_show(&c->progress, done, total);
-    return signals_take(c->signal_fd) == 0;
+    return !signals_stopped(&c->stop);
 }
 
 /* The digests of the source: a stage file has them with it, those of a model are computed or remembered. *x stays empty
@@ -104,7 +104,7 @@ static enum err_code run(struct slice_command *c, struct err *e)
     if (rc == OK && !text_valid(c->out, strlen(c->out)) && c->json)
         rc = err_set(e, ERR_ARG, "--json: the name of the file is not UTF-8");
     if (rc == OK)
-        rc = signals_open(&c->signal_fd, e);
+        rc = signals_open(&c->stop.signal_fd, e);
     if (rc == OK)
         rc = gguf_open(c->model, &g, e);
     if (rc != OK)
@@ -120,7 +120,7 @@ static enum err_code run(struct slice_command *c, struct err *e)
 
 int cmd_slice(int argc, char **argv, const struct command *cmd)
 {
-    struct slice_command c = {.signal_fd = -1};
+    struct slice_command c = {.stop = {.signal_fd = -1}};
     const struct opt opts[] = {
         {"layers", 0, OPT_STRING, "A:B", "the window: blocks A to B - 1", &c.layers, 0, 0},
         {"output", 'o', OPT_STRING, "FILE", "the stage file to write", &c.out, 0, 0},
@@ -134,7 +134,9 @@ int cmd_slice(int argc, char **argv, const struct command *cmd)
         return opt_usage(cmd, "%s is needed", c.layers ? "-o FILE" : "--layers A:B");
     struct err e;
     enum err_code code = run(&c, &e);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
+    if (c.stop.signal_fd >= 0)
+        close(c.stop.signal_fd);
+    if (code == ERR_CANCELLED && atomic_load(&c.stop.signal))
+        return 128 + atomic_load(&c.stop.signal);
     return code == OK ? EXIT_OK : opt_fail(&e);
 }

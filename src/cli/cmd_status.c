@@ -24,7 +24,7 @@ struct status_command {
     struct oai node;
     const char *key_file;
     bool as_json, watch;
-    int signal_fd;
+    struct signals_stop stop;
 };
 
 /* One look at the node. */
@@ -68,8 +68,11 @@ static enum err_code ask_health(struct status_command *c, struct look *l, struct
         yyjson_doc *doc = body.len ? yyjson_read((const char *)body.data, body.len, 0) : NULL;
         text_of(yyjson_doc_get_root(doc), "reason", l->reason, sizeof l->reason);
         l->healthy = status == 200;
-        if (status != 200 && status != 503)
+        if (status == 401 || status == 403)
             rc = oai_error(status, body.data, body.len, e);
+        else if (status != 200 && status != 503)
+            rc = err_set(e, ERR_FORMAT, "what answers at %s is no node of kvasir: its /health gives HTTP %u",
+                         c->node.base, status);
         if (!l->healthy && !l->reason[0])
             snprintf(l->reason, sizeof l->reason, "the node does not say why");
         yyjson_doc_free(doc);
@@ -223,10 +226,10 @@ static enum err_code print_json(const struct look *old, const struct look *now, 
 /* --- the command --------------------------------------------------------------------------------- */
 
 /* Waits between two looks; false: a signal came. */
-static bool pause_some(const struct status_command *c)
+static bool pause_some(struct status_command *c)
 {
-    struct pollfd fd = {.fd = c->signal_fd, .events = POLLIN};
-    return poll(&fd, 1, BETWEEN_MS) <= 0 || !signals_take(c->signal_fd);
+    struct pollfd fd = {.fd = c->stop.signal_fd, .events = POLLIN};
+    return poll(&fd, 1, BETWEEN_MS) <= 0 || !signals_stopped(&c->stop);
 }
 
 static enum err_code show(struct status_command *c, bool *healthy, struct err *e)
@@ -256,7 +259,7 @@ static enum err_code show(struct status_command *c, bool *healthy, struct err *e
 
 int cmd_status(int argc, char **argv, const struct command *cmd)
 {
-    struct status_command c = {.signal_fd = -1, .node = {.idle_ms = 10000}};
+    struct status_command c = {.stop = {.signal_fd = -1}, .node = {.idle_ms = 10000, .cancelled = signals_stopped}};
     const struct opt opts[] = {
         {"watch", 'w', OPT_FLAG, NULL, "show it again every second, until Ctrl-C", &c.watch, 0, 0},
         {"json", 0, OPT_FLAG, NULL, "print it as JSON", &c.as_json, 0, 0},
@@ -271,7 +274,8 @@ int cmd_status(int argc, char **argv, const struct command *cmd)
     int status = opt_parse(cmd, opts, argc, argv, &url, 1, &n_pos);
     if (status >= 0)
         return status;
-    enum err_code rc = signals_open(&c.signal_fd, &e);
+    c.node.ctx = &c.stop;
+    enum err_code rc = signals_open(&c.stop.signal_fd, &e);
     if (rc == OK)
         rc = oai_url(url ? url : OAI_DEFAULT_URL, c.node.base, &e);
     if (rc == OK && c.key_file)
@@ -284,8 +288,11 @@ int cmd_status(int argc, char **argv, const struct command *cmd)
                 c.node.base);
     c.node.key = NULL;
     oai_key_free(key);
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
+    if (c.stop.signal_fd >= 0)
+        close(c.stop.signal_fd);
+    const int sig = atomic_load(&c.stop.signal);
+    if (sig)
+        return c.watch ? EXIT_OK : 128 + sig; /* that is how watching ends */
     if (rc != OK)
         return opt_fail(&e);
     return healthy || c.watch ? EXIT_OK : EXIT_FAILED;

@@ -8,10 +8,12 @@
 #include "cli/default_model.h"
 #include "cli/layout.h"
 #include "cli/local.h"
+#include "cli/oai.h"
 #include "cli/progress.h"
 #include "cli/report.h"
 #include "cli/signals.h"
 #include "cli/source.h"
+#include "net/tcp.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -34,8 +36,28 @@ struct up_command {
     char default_model[PATH_MAX];
     struct local_ring ring;
     struct local_wait wait;
-    struct source_stop stop;
+    struct signals_stop stop;
 };
+
+/* Looked at before anything is loaded: somebody else's program on the port is the most likely thing to be wrong. */
+static enum err_code check_ports(const struct up_command *c, struct err *e)
+{
+    struct err why;
+    char addr[32];
+    const uint32_t last = c->port + c->ring.m.n_ranks - 1;
+    if (c->port && last > UINT16_MAX)
+        return err_set(e, ERR_ARG, "--port %u: %u ranks would need ports up to %u, and %u is the last", c->port,
+                       c->ring.m.n_ranks, last, UINT16_MAX);
+    for (uint32_t p = c->port; c->port && p <= last; p++) {
+        int fd;
+        uint16_t got;
+        snprintf(addr, sizeof addr, "127.0.0.1:%u", p);
+        if (net_tcp_listen(addr, &fd, &got, &why) != OK)
+            return err_set(e, why.code, "%s (--port N: other ports for the API, 0: any that are free)", why.msg);
+        close(fd);
+    }
+    return OK;
+}
 
 static enum err_code start(struct up_command *c, struct err *e)
 {
@@ -54,7 +76,7 @@ static enum err_code start(struct up_command *c, struct err *e)
         return rc;
     rc = layout_make(source_gguf(&s), &c->layout, &m, e);
     if (rc == OK) {
-        rc = source_model_id(&s, id, e);
+        rc = source_model_id(&s, &c->stop, id, e);
         if (rc != OK)
             manifest_fini(&m);
     }
@@ -69,6 +91,8 @@ static enum err_code start(struct up_command *c, struct err *e)
     c->ring.http_port = c->port;
     c->ring.serve = c->serve;
     rc = local_make(&c->ring, &m, id, e);
+    if (rc == OK)
+        rc = check_ports(c, e);
     for (uint32_t i = 0; rc == OK && i < c->ring.m.n_ranks; i++) {
         rank_print_row(stderr, &c->ring.m, i);
         rc = local_spawn(&c->ring, i, e);
@@ -85,22 +109,6 @@ static bool all_listen(const struct up_command *c)
     return true;
 }
 
-/* How far the ranks are that pull their windows; when one of them last said so. */
-static uint64_t show_pulls(const struct up_command *c, struct progress *p)
-{
-    uint64_t last = 0, done = 0, total = 0, rate = 0;
-    for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
-        const struct local_child *child = &c->ring.child[i];
-        last = child->pull.told_ns > last ? child->pull.told_ns : last;
-        done += child->pull.done_bytes;
-        total += child->pull.total_bytes;
-        rate += child->loaded ? 0 : child->pull.bytes_per_s;
-    }
-    if (total > 0)
-        progress_show_rate(p, done, total, rate, rate ? (total - done) / rate : UINT64_MAX);
-    return last;
-}
-
 /* As long as windows are pulled, that takes what it takes: who pulls sees to its own deadlines. */
 static enum err_code wait_whole(struct up_command *c, struct err *e)
 {
@@ -110,7 +118,7 @@ static enum err_code wait_whole(struct up_command *c, struct err *e)
     progress_begin(&p, "pulling the windows");
     while (rc == OK && (!c->ring.child[0].whole || !all_listen(c))) {
         rc = local_wait(&c->ring, &c->wait, 100, e);
-        const uint64_t told = show_pulls(c, &p), from = told > begin ? told : begin;
+        const uint64_t told = local_show_pulls(&c->ring, &p), from = told > begin ? told : begin;
         if (rc == OK && clock_now_ns() >= from + RING_WAIT_MS * CLOCK_NS_PER_MS) {
             progress_end(&p);
             for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {
@@ -128,29 +136,44 @@ static enum err_code wait_whole(struct up_command *c, struct err *e)
 /* Shows what goes around until something ends it. */
 static enum err_code watch(struct up_command *c, struct err *e)
 {
-    bool tty = isatty(STDERR_FILENO), told = false;
+    bool told = false;
     uint64_t last_tok = 0, last_ns = clock_now_ns();
     for (;;) {
         enum err_code rc = local_wait(&c->ring, &c->wait, 200, e);
         if (rc != OK) {
-            if (tty)
-                fprintf(stderr, "\r\033[K");
+            progress_clear();
             return rc;
         }
         const struct local_child *first = &c->ring.child[0];
         if (!told && first->rate > 0) {
+            progress_clear();
             fprintf(stderr, "one sequence runs at %.1f tokens/s\n", (double)first->rate);
             told = true;
         }
         uint64_t now = clock_now_ns();
-        if (!tty || now - last_ns < SHOW_MS * CLOCK_NS_PER_MS)
+        if (now - last_ns < SHOW_MS * CLOCK_NS_PER_MS)
             continue;
-        uint64_t n = first->report.n_out_tok;
-        fprintf(stderr, "\r\033[K%s  %" PRIu64 " tokens  %.1f tokens/s", first->whole ? "up" : "BROKEN", n,
-                (double)(n - last_tok) * 1e9 / (double)(now - last_ns));
+        /* those of the measurement are nobody's */
+        uint64_t n = first->report.n_out_tok > c->ring.warmup ? first->report.n_out_tok - c->ring.warmup : 0;
+        progress_line("%s  %" PRIu64 " tokens  %.1f tokens/s", first->whole ? "up" : "BROKEN", n,
+                      (double)(n - last_tok) * 1e9 / (double)(now - last_ns));
         last_tok = n;
         last_ns = now;
     }
+}
+
+static void print_up(const struct up_command *c)
+{
+    const uint32_t port = c->ring.child[0].http_port;
+    char url[32] = "";
+    if (port != OAI_DEFAULT_PORT) /* else it is what chat and status take */
+        snprintf(url, sizeof url, " 127.0.0.1:%u", port);
+    printf("ring up: %s, %u ranks, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks, c->ring.m.n_ctx);
+    printf("API: http://127.0.0.1:%u/v1 (in a browser: http://127.0.0.1:%u/)\n", port, port);
+    for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
+        printf("     http://127.0.0.1:%u/v1 (rank %u)\n", c->ring.child[i].http_port, i);
+    printf("in another terminal: kvasir chat%s, kvasir status%s; Ctrl-C ends the ring\n", url, url);
+    fflush(stdout);
 }
 
 static enum err_code run(struct up_command *c, struct err *e)
@@ -165,12 +188,7 @@ static enum err_code run(struct up_command *c, struct err *e)
         rc = wait_whole(c, e);
     if (rc != OK)
         return rc;
-    printf("ring up: %s, %u ranks, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks, c->ring.m.n_ctx);
-    printf("API: http://127.0.0.1:%u/v1 (in a browser: http://127.0.0.1:%u/)\n", c->ring.child[0].http_port,
-           c->ring.child[0].http_port);
-    for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
-        printf("     http://127.0.0.1:%u/v1 (rank %u)\n", c->ring.child[i].http_port, i);
-    fflush(stdout);
+    print_up(c);
     return watch(c, e);
 }
 
@@ -186,7 +204,7 @@ static void print_report(const struct up_command *c)
 
 int cmd_up(int argc, char **argv, const struct command *cmd)
 {
-    struct up_command c = {.wait = {.signal_fd = -1, .event_fd = -1}, .port = 8080};
+    struct up_command c = {.wait = {.signal_fd = -1, .event_fd = -1}, .port = OAI_DEFAULT_PORT};
     const struct opt opts[] = {
         SOURCE_OPTION_ROWS(c.source),
         LAYOUT_OPTION_ROWS(c.layout),

@@ -2,16 +2,16 @@
 #include "cli/commands.h"
 
 const struct command commands[] = {
-    {"run", "[MODEL] -p TEXT [OPTIONS]", "Continue a text, in this process or around a local ring of processes.",
-     cmd_run},
+    {"run", "[MODEL | --origin URL] -p TEXT [OPTIONS]",
+     "Continue a text, in this process or around a local ring of processes.", cmd_run},
     {"up", "[MODEL | --origin URL] [OPTIONS]", "Start a ring of node processes on this machine and keep it up.",
      cmd_up},
     {"chat", "[URL] [OPTIONS]", "Talk with a model: around a ring, or at any server with an OpenAI-compatible API.",
      cmd_chat},
     {"status", "[URL] [OPTIONS]", "Show what a ring is doing; fail when it is not whole.", cmd_status},
     {"node", "[MODEL | --origin URL] --manifest FILE --key FILE [OPTIONS]", "Serve one stage of a ring.", cmd_node},
-    {"plan", "MODEL|URL --even --stages N [OPTIONS]", "Divide a model into windows; write the ring's manifest.",
-     cmd_plan},
+    {"plan", "MODEL|URL --stages N | --node KEY@HOST:PORT ... [OPTIONS]",
+     "Divide a model into windows; write the ring's manifest.", cmd_plan},
     {"index", "MODEL|URL [OPTIONS]", "Show a model's id and the size of each block; write its index, or check one.",
      cmd_index},
     {"slice", "MODEL --layers A:B -o FILE", "Write the stage file of a window: a GGUF with its tensors alone.",

@@ -19,6 +19,7 @@
 
 #define STOP_MS    3000u
 #define READ_BYTES 4096u
+#define LAST_WORDS "kvasir: ERR_" /* opt_fail's, of a process that fails */
 
 /* --- making -------------------------------------------------------------------------------------- */
 
@@ -51,6 +52,23 @@ static void key_path(const struct local_ring *l, char out[PATH_MAX], uint32_t ra
     path_in(l, out, name);
 }
 
+static void remove_dir(struct local_ring *l)
+{
+    char path[PATH_MAX];
+    if (!l->dir[0])
+        return;
+    for (uint32_t i = 0; i < l->m.n_ranks; i++) {
+        key_path(l, path, i);
+        unlink(path);
+    }
+    path_in(l, path, "ring.json");
+    unlink(path);
+    path_in(l, path, "ring.json.sig");
+    unlink(path);
+    rmdir(l->dir);
+    l->dir[0] = 0;
+}
+
 static enum err_code make_rank(struct local_ring *l, uint32_t i, struct err *e)
 {
     char path[PATH_MAX];
@@ -72,10 +90,8 @@ enum err_code local_make(struct local_ring *l, struct manifest *m, const uint8_t
     l->m = *m;
     *m = (struct manifest){0};
     uint32_t n = l->m.n_ranks;
-    l->secrets = calloc(n, sizeof *l->secrets);
-    l->listen_fds = calloc(n, sizeof *l->listen_fds);
-    l->child = calloc(n, sizeof *l->child);
-    if (!l->secrets || !l->listen_fds || !l->child)
+    if (!(l->secrets = calloc(n, sizeof *l->secrets)) || !(l->listen_fds = calloc(n, sizeof *l->listen_fds)) ||
+        !(l->child = calloc(n, sizeof *l->child))) /* without the last, the others are not looked at */
         return err_set(e, ERR_NOMEM, "out of memory");
     for (uint32_t i = 0; i < n; i++)
         l->listen_fds[i] = l->child[i].status_fd = l->child[i].stderr_fd = -1;
@@ -245,6 +261,7 @@ static void on_status(struct local_child *c, const char *line, size_t len)
 {
     yyjson_doc *doc = yyjson_read(line, len, 0);
     yyjson_val *o = yyjson_doc_get_root(doc);
+    c->began = true;
     const char *event = yyjson_get_str(yyjson_obj_get(o, "event"));
     if (!event) {
         log_warn("local", "a node reports what is not a status line");
@@ -284,9 +301,12 @@ static void on_log(const struct local_ring *l, uint32_t rank, const char *line, 
 {
     struct local_child *c = &l->child[rank];
     snprintf(c->last_log, sizeof c->last_log, "%.*s", (int)len, line);
-    /* While all of them end, each sees its neighbours go: nobody needs to know. */
-    if (!l->stopping || !memmem(line, len, "[ring] ERR_CLOSED", 17))
-        fprintf(stderr, "rank %u: %.*s\n", rank, (int)len, line);
+    /* Why it ends, local_explain says. While all of them end, each sees its neighbours go: nobody needs to know. */
+    if (l->stopping ? memmem(line, len, "[ring] ERR_CLOSED", 17) != NULL
+                    : strncmp(c->last_log, LAST_WORDS, strlen(LAST_WORDS)) == 0)
+        return;
+    progress_clear();
+    fprintf(stderr, "rank %u: %.*s\n", rank, (int)len, line);
 }
 
 /* Reads a pipe and hands out its whole lines; false at its end. */
@@ -355,8 +375,13 @@ void local_read(struct local_ring *l, const struct pollfd *fds, uint32_t n)
             break;
         }
     }
-    for (uint32_t i = 0; i < l->m.n_ranks; i++)
+    bool all_began = true;
+    for (uint32_t i = 0; i < l->m.n_ranks; i++) {
+        all_began &= l->child[i].began || l->child[i].pid == 0;
         reap(&l->child[i]);
+    }
+    if (all_began) /* whatever becomes of this process, no keys stay behind */
+        remove_dir(l);
 }
 
 int local_dead(const struct local_ring *l)
@@ -372,9 +397,34 @@ enum err_code local_explain(const struct local_ring *l, uint32_t rank, struct er
 {
     const struct local_child *c = &l->child[rank];
     bool sig = WIFSIGNALED(c->exit_status);
+    if (!sig && strncmp(c->last_log, LAST_WORDS, strlen(LAST_WORDS)) == 0)
+        return err_set(e, ERR_CLOSED, "rank %u ended: %s", rank, c->last_log + strlen("kvasir: "));
     return err_set(e, ERR_CLOSED, "rank %u ended (%s %d)%s%s", rank, sig ? "signal" : "status",
                    sig ? WTERMSIG(c->exit_status) : WEXITSTATUS(c->exit_status),
                    c->last_log[0] ? "; its last line: " : "", c->last_log);
+}
+
+uint64_t local_pulls(const struct local_ring *l, struct pull_progress *p)
+{
+    uint64_t last = 0;
+    for (uint32_t i = 0; l->child && i < l->m.n_ranks; i++) {
+        const struct local_child *c = &l->child[i];
+        last = c->pull.told_ns > last ? c->pull.told_ns : last;
+        p->done_bytes += c->pull.done_bytes;
+        p->total_bytes += c->pull.total_bytes;
+        p->bytes_per_s += c->loaded ? 0 : c->pull.bytes_per_s;
+    }
+    p->eta_s = p->bytes_per_s ? (p->total_bytes - p->done_bytes) / p->bytes_per_s : UINT64_MAX;
+    return last;
+}
+
+uint64_t local_show_pulls(const struct local_ring *l, struct progress *line)
+{
+    struct pull_progress p = {0};
+    const uint64_t last = local_pulls(l, &p);
+    if (p.total_bytes > 0)
+        progress_show_rate(line, p.done_bytes, p.total_bytes, p.bytes_per_s, p.eta_s);
+    return last;
 }
 
 /* --- stopping ------------------------------------------------------------------------------------ */
@@ -449,18 +499,7 @@ void local_fini(struct local_ring *l)
             close(l->listen_fds[i]);
         key_wipe(&l->secrets[i]);
     }
-    if (l->dir[0]) {
-        char path[PATH_MAX];
-        for (uint32_t i = 0; i < l->m.n_ranks; i++) {
-            key_path(l, path, i);
-            unlink(path);
-        }
-        path_in(l, path, "ring.json");
-        unlink(path);
-        path_in(l, path, "ring.json.sig");
-        unlink(path);
-        rmdir(l->dir);
-    }
+    remove_dir(l);
     free(l->secrets);
     free(l->listen_fds);
     free(l->child);

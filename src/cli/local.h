@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT
  *
- * A ring of node processes on this machine: keys, listening sockets, manifest in a private folder, the children and
- * what they report. The sockets are opened here and inherited, so that no port can be taken in between. Main thread
- * only.
+ * A ring of node processes on this machine: keys, listening sockets, manifest in a private folder that goes when they
+ * are read, the children and what they report. The sockets are opened here and inherited, so that no port can be taken
+ * in between. Main thread only.
  */
 #ifndef KVASIR_CLI_LOCAL_H
 #define KVASIR_CLI_LOCAL_H
 
 #include "base/buf.h"
+#include "cli/progress.h"
 #include "cli/rank.h"
 #include "cli/serve.h"
 #include "cli/source.h"
+#include "shard/pull.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -20,6 +22,7 @@ struct local_child {
     pid_t pid;                /* 0: not started, or already waited for */
     int status_fd, stderr_fd; /* -1: closed */
     struct buf status_in, stderr_in;
+    bool began;         /* it has read its key and the manifest */
     bool loaded;        /* its stage is loaded and it listens */
     bool whole;         /* rank 0: a probe went around */
     uint16_t http_port; /* of its API; 0: not yet */
@@ -40,8 +43,8 @@ struct local_ring {
     struct manifest m;
     struct key_secret *secrets; /* [n_ranks] */
     struct key_public signer;
-    int *listen_fds; /* [n_ranks], -1: handed over */
-    char dir[PATH_MAX];
+    int *listen_fds;           /* [n_ranks], -1: handed over */
+    char dir[PATH_MAX];        /* "": not made yet, or no longer needed */
     struct local_child *child; /* [n_ranks] */
     bool stopping;             /* local_stop has begun */
     uint32_t warmup;           /* tokens rank 0 generates once the ring is whole */
@@ -71,9 +74,14 @@ struct local_wait {
  * ERR_CANCELLED: a signal; ERR_CLOSED: a child ended, as local_explain says; ERR_IO. */
 enum err_code local_wait(struct local_ring *l, struct local_wait *w, int ms, struct err *e) KV_MUST_USE;
 
+/* What the children have of their windows is added to *p; when one of them last said so, 0: never. l may be {0}. */
+uint64_t local_pulls(const struct local_ring *l, struct pull_progress *p);
+/* The same, shown when there is something. */
+uint64_t local_show_pulls(const struct local_ring *l, struct progress *line);
+
 /* A child that has ended although nobody asked it to; -1: none. */
 int local_dead(const struct local_ring *l);
-/* ERR_CLOSED: "rank 1 ended (signal 9); its last line: ..." */
+/* ERR_CLOSED: "rank 1 ended: ERR_IO: ..." as it said itself, else "rank 1 ended (signal 9); its last line: ..." */
 enum err_code local_explain(const struct local_ring *l, uint32_t rank, struct err *e);
 
 /* SIGTERM to all, reads their last reports, SIGKILL after the deadline, waits. */

@@ -123,7 +123,10 @@ static enum err_code error_of(unsigned status, const void *body, size_t len, cha
     if (said)
         err_set(e, code_of(status), "%s (HTTP %u)", text_clean(said, strlen(said), text, sizeof text), status);
     else
-        err_set(e, code_of(status), "the server answers with HTTP %u and no reason", status);
+        err_set(e, code_of(status),
+                "the server answers with HTTP %u and no reason: is this the URL of an "
+                "OpenAI-compatible API?",
+                status);
     yyjson_doc_free(doc);
     return code_of(status);
 }
@@ -180,6 +183,25 @@ static bool collect(void *ctx, const void *data, size_t len)
     return !b->failed;
 }
 
+struct getting {
+    const struct oai *o;
+    struct buf *body;
+    bool too_large;
+};
+
+static bool on_body(void *ctx, const void *data, size_t len)
+{
+    struct getting *k = ctx;
+    k->too_large = !collect(k->body, data, len);
+    return !k->too_large;
+}
+
+static bool get_cancelled(void *ctx)
+{
+    const struct getting *k = ctx;
+    return k->o->cancelled && k->o->cancelled(k->o->ctx);
+}
+
 enum err_code oai_get(const struct oai *o, const char *path, struct buf *body, unsigned *status, struct err *e)
 {
     char url[OAI_URL_SIZE + 64];
@@ -190,9 +212,11 @@ enum err_code oai_get(const struct oai *o, const char *path, struct buf *body, u
             n -= 3;
     }
     snprintf(url, sizeof url, "%.*s%s", (int)n, o->base, path);
-    struct http_call call = {.url = url, .bearer = o->key, .idle_ms = o->idle_ms, .ctx = body, .on_data = collect};
+    struct getting k = {.o = o, .body = body};
+    struct http_call call = {
+        .url = url, .bearer = o->key, .idle_ms = o->idle_ms, .ctx = &k, .on_data = on_body, .cancelled = get_cancelled};
     enum err_code rc = http_call(&call, status, e);
-    if (rc == ERR_CANCELLED)
+    if (rc == ERR_CANCELLED && k.too_large)
         return err_set(e, ERR_LIMIT, "%s answers with more than %u bytes", url, MAX_BODY);
     return rc;
 }

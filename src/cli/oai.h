@@ -8,9 +8,10 @@
 
 #include "base/buf.h"
 
-#define OAI_DEFAULT_URL "http://127.0.0.1:8080/v1"
-#define OAI_URL_SIZE    1024
-#define OAI_NAME_SIZE   256
+#define OAI_DEFAULT_PORT 8080 /* of `kvasir up` */
+#define OAI_DEFAULT_URL  "http://127.0.0.1:8080/v1"
+#define OAI_URL_SIZE     1024
+#define OAI_NAME_SIZE    256
 
 /* A server, and how it is called. */
 struct oai {
@@ -66,7 +67,7 @@ enum err_code oai_ask(const struct oai *o, const struct oai_request *r, struct o
 enum err_code oai_first_model(const struct oai *o, char out[OAI_NAME_SIZE], struct err *e) KV_MUST_USE;
 
 /* GET of a path under the base ("/models"), or of one beside its /v1 ("../health"): body and status whatever the latter
- * is. */
+ * is. ERR_CANCELLED: o->cancelled said so; ERR_LIMIT: more than a megabyte; else as http_call. */
 enum err_code oai_get(const struct oai *o, const char *path, struct buf *body, unsigned *status,
                       struct err *e) KV_MUST_USE;
 

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: MIT
  *
- * One line on stderr that says how far something long has come, its rate and the time left: only when stderr is a
- * terminal, only when it takes longer than half a second, and gone when it ends. One thread.
+ * One line on stderr that says how things stand, or how far something long has come, its rate and the time left (only
+ * when it takes longer than half a second, and gone when it ends). Only when stderr is a terminal, and cut to its
+ * width. Main thread.
  */
 #ifndef KVASIR_CLI_PROGRESS_H
 #define KVASIR_CLI_PROGRESS_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "base/err.h"
+
+/* Shows a line, instead of the one that is there. */
+void progress_line(const char *fmt, ...) KV_PRINTF(1, 2);
+/* Removes it, before something else is printed. */
+void progress_clear(void);
 
 struct progress {
     const char *what; /* "reading the model": not copied */
-    bool tty, shown;
     uint64_t begin_ns, shown_ns;
     uint64_t begin_bytes; /* done when it began: no part of the rate */
 };

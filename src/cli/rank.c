@@ -23,18 +23,24 @@ uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes)
 
 /* --- the model ----------------------------------------------------------------------------------- */
 
+struct reading {
+    struct progress line;
+    struct signals_stop *stop;
+};
+
 static bool on_progress(void *ctx, uint64_t done, uint64_t total)
 {
-    progress_show(ctx, done, total);
-    return true;
+    struct reading *r = ctx;
+    progress_show(&r->line, done, total);
+    return !r->stop || !signals_stopped(r->stop);
 }
 
-enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e)
+enum err_code rank_model_id(const struct gguf *g, struct signals_stop *stop, uint8_t out[DIGEST_BYTES], struct err *e)
 {
-    struct progress p;
-    progress_begin(&p, "reading the model for its id");
-    enum err_code rc = slice_model_id(g, on_progress, &p, out, e);
-    progress_end(&p);
+    struct reading r = {.stop = stop};
+    progress_begin(&r.line, "reading the model for its id");
+    enum err_code rc = slice_model_id(g, on_progress, &r, out, e);
+    progress_end(&r.line);
     return rc;
 }
 

@@ -7,6 +7,7 @@
 #define KVASIR_CLI_RANK_H
 
 #include "cli/opt.h"
+#include "cli/signals.h"
 #include "engine/stage.h"
 #include "model/hparams.h"
 #include "plan/manifest.h"
@@ -83,8 +84,9 @@ void rank_report_of(const struct rank *r, struct rank_report *out);
 uint32_t rank_default_threads(uint32_t n_local, uint64_t weight_bytes);
 
 /* The id of the model that g is or is a stage file of (slice_model_id), with a progress line on stderr when it takes
- * long. */
-enum err_code rank_model_id(const struct gguf *g, uint8_t out[DIGEST_BYTES], struct err *e) KV_MUST_USE;
+ * long. stop may be NULL; ERR_CANCELLED: it was told. */
+enum err_code rank_model_id(const struct gguf *g, struct signals_stop *stop, uint8_t out[DIGEST_BYTES],
+                            struct err *e) KV_MUST_USE;
 
 /* "rank 3  layers [39,48)  ram 3.4GiB  kv 0.9GiB  cpu" */
 void rank_print_row(FILE *out, const struct manifest *m, uint32_t i);

@@ -25,3 +25,14 @@ int signals_take(int fd)
     struct signalfd_siginfo info;
     return read(fd, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
 }
+
+bool signals_stopped(void *stop)
+{
+    struct signals_stop *s = stop;
+    if (atomic_load(&s->signal) == 0) { /* asked by any thread: one of them gets it */
+        const int sig = signals_take(s->signal_fd);
+        if (sig)
+            atomic_store(&s->signal, sig);
+    }
+    return atomic_load(&s->signal) != 0;
+}

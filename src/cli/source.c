@@ -57,17 +57,6 @@ enum err_code source_token(const char *token_file, const char *const *urls, uint
     return OK;
 }
 
-bool source_cancelled(void *stop)
-{
-    struct source_stop *s = stop;
-    if (atomic_load(&s->signal) == 0) { /* asked by any thread: one of them gets it */
-        const int sig = signals_take(s->signal_fd);
-        if (sig)
-            atomic_store(&s->signal, sig);
-    }
-    return atomic_load(&s->signal) != 0;
-}
-
 /* --- origins that are named by their base URL ---------------------------------------------------- */
 
 /* Without the query: does it name a GGUF? */
@@ -133,7 +122,7 @@ static enum err_code choose(struct listing *l, char **url, struct err *e)
 
 struct answer {
     struct buf body;
-    struct source_stop *stop;
+    struct signals_stop *stop;
 };
 
 static bool on_list(void *ctx, const void *data, size_t len)
@@ -146,7 +135,7 @@ static bool on_list(void *ctx, const void *data, size_t len)
 static bool list_cancelled(void *ctx)
 {
     const struct answer *a = ctx;
-    return a->stop && source_cancelled(a->stop);
+    return a->stop && signals_stopped(a->stop);
 }
 
 /* GET BASE/models. */
@@ -199,12 +188,12 @@ static enum err_code list_once(const char *base, const char *token, const struct
     return rc;
 }
 
-static bool rest(struct source_stop *stop, uint32_t ms)
+static bool rest(struct signals_stop *stop, uint32_t ms)
 {
     const struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
     const uint64_t deadline = clock_deadline_ms(ms);
     while (clock_now_ns() < deadline) {
-        if (stop && source_cancelled(stop))
+        if (stop && signals_stopped(stop))
             return false;
         nanosleep(&slice, NULL);
     }
@@ -226,7 +215,7 @@ static enum err_code find_model(const char *base, const char *token, const struc
         enum err_code rc = list_once(trimmed, token, w, url, e);
         const bool waits = rc == ERR_BUSY && clock_now_ns() < deadline;
         const bool again = (rc == ERR_IO || rc == ERR_TIMEOUT) && tries < LIST_TRIES;
-        if (w->stop && source_cancelled(w->stop))
+        if (w->stop && signals_stopped(w->stop))
             rc = err_set(e, ERR_CANCELLED, "looking for the model was stopped");
         if (rc == ERR_CANCELLED || (!waits && !again)) {
             free(trimmed);
@@ -286,7 +275,7 @@ enum err_code source_remote(const struct source_options *o, const struct source_
                                              .no_index = w->no_index && !o->index,
                                              .no_wait = w->no_wait,
                                              .ctx = w->stop,
-                                             .cancelled = w->stop ? source_cancelled : NULL};
+                                             .cancelled = w->stop ? signals_stopped : NULL};
         rc = remote_open(&config, out, e);
     }
     for (uint32_t i = 0; i < REMOTE_MAX_ORIGINS; i++)
@@ -322,10 +311,11 @@ const struct gguf *source_gguf(const struct source *s)
     return s->remote ? remote_gguf(s->remote) : s->file;
 }
 
-enum err_code source_model_id(const struct source *s, uint8_t id[DIGEST_BYTES], struct err *e)
+enum err_code source_model_id(const struct source *s, struct signals_stop *stop, uint8_t id[DIGEST_BYTES],
+                              struct err *e)
 {
     if (!s->remote)
-        return rank_model_id(s->file, id, e);
+        return rank_model_id(s->file, stop, id, e);
     const struct index *x = remote_index(s->remote);
     if (!x)
         return err_set(

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: MIT
  *
  * Where a command takes a model from: a file, or web servers ("origins"), named by the URL of the GGUF or, for an
- * origin of ours, by its base URL. Shared by pull, plan, index, node and up. Main thread only, but for
- * source_cancelled.
+ * origin of ours, by its base URL. Shared by pull, plan, index, run, node and up. Main thread only.
  */
 #ifndef KVASIR_CLI_SOURCE_H
 #define KVASIR_CLI_SOURCE_H
 
 #include "cli/opt.h"
+#include "cli/signals.h"
 #include "shard/remote.h"
-
-#include <stdatomic.h>
 
 struct source_options {
     struct opt_list origins;
@@ -40,18 +38,11 @@ const char *source_complaint(const struct source_options *o, const char *model);
 enum err_code source_token(const char *token_file, const char *const *urls, uint32_t n_urls, char **out,
                            struct err *e) KV_MUST_USE;
 
-/* Told to stop? signal_fd as of signals_open. */
-struct source_stop {
-    int signal_fd;     /* -1: cannot be told */
-    atomic_int signal; /* the one that came */
-};
-bool source_cancelled(void *stop); /* any thread */
-
 /* What is wanted of origins. */
 struct source_want {
-    const uint8_t *model_id;  /* a base URL's model is the one of this id; NULL: the only one that is there */
-    bool no_index, no_wait;   /* as in remote.h */
-    struct source_stop *stop; /* NULL: none */
+    const uint8_t *model_id;   /* a base URL's model is the one of this id; NULL: the only one that is there */
+    bool no_index, no_wait;    /* as in remote.h */
+    struct signals_stop *stop; /* NULL: none */
 };
 /* Opens the model at o's origins. Base URLs are asked which model it is, for some minutes if they are still computing
  * ids. Errors as remote_open; ERR_ARG, ERR_NOT_FOUND: an origin has no such model, or several. */
@@ -69,6 +60,7 @@ enum err_code source_open(struct source *s, const char *model, const struct sour
 void source_close(struct source *s); /* {0} is fine */
 const struct gguf *source_gguf(const struct source *s);
 /* ERR_NOT_FOUND: a remote model without an index; else as rank_model_id. */
-enum err_code source_model_id(const struct source *s, uint8_t id[DIGEST_BYTES], struct err *e) KV_MUST_USE;
+enum err_code source_model_id(const struct source *s, struct signals_stop *stop, uint8_t id[DIGEST_BYTES],
+                              struct err *e) KV_MUST_USE;
 
 #endif

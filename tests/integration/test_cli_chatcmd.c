@@ -33,7 +33,7 @@
 #include <unistd.h>
 #include <yyjson.h>
 
-#define WAIT_MS 20000u
+#define WAIT_MS 60000u
 
 /* --- the server ---------------------------------------------------------------------------------- */
 
@@ -176,6 +176,8 @@ static void serve(int fd)
             serve_post(fd, base, end + 4, len);
         else if (strcmp(fake.path, "/health") == 0)
             put_whole(fd, 503, "{\"status\":\"unavailable\",\"reason\":\"rank 1 is lost\"}");
+        else if (strncmp(fake.path, "/other/", 7) == 0)
+            put_whole(fd, 404, "{}");
         else if (strcmp(fake.path, "/v1/ring") == 0)
             put_whole(fd, 200, ring);
         else
@@ -359,12 +361,12 @@ static void nobody_there_is_told(void **state)
     struct proc p;
     char url[64];
     static const char *const env[] = {"KVASIR_LOG", NULL};
-    assert_int_equal(net_tcp_listen("127.0.0.1:0", &fd, &port, NULL), OK);
-    close(fd);
+    assert_true((fd = test_dead_port(&port)) >= 0);
     snprintf(url, sizeof url, "127.0.0.1:%u", port);
     const char *const argv[] = {KV_BINARY, "chat", url, "-p", "hi", NULL};
     assert_true(proc_start(&p, argv, env, -1));
     assert_true(proc_wait(&p, WAIT_MS));
+    close(fd);
     assert_int_equal(proc_code(&p), 1);
     assert_non_null(strstr(proc_text(&p, PROC_ERR), "ERR_IO"));
     proc_free(&p);
@@ -464,6 +466,46 @@ static void a_broken_ring_is_a_failure(void **state)
     proc_free(&p);
 }
 
+/* Another program's port: a web server that is no node. */
+static void something_else_answers(void **state)
+{
+    (void)state;
+    struct proc p;
+    char url[80];
+    snprintf(url, sizeof url, "%s/other/v1", fake.url); /* whose /health it does not know */
+    const char *const status[] = {KV_BINARY, "status", url, NULL};
+    finish(&p, status, 1);
+    if (!strstr(proc_text(&p, PROC_ERR), "is no node of kvasir: its /health gives HTTP 404"))
+        fail_msg("it says: %s", proc_text(&p, PROC_ERR));
+    proc_free(&p);
+}
+
+/* A server takes the question and says nothing. */
+static void a_silent_server_can_be_left(void **state)
+{
+    (void)state;
+    static const char *const how[] = {"chat", "status"};
+    for (size_t i = 0; i < 2; i++) {
+        struct proc p;
+        struct pollfd wait = {.events = POLLIN};
+        uint16_t port;
+        char url[32];
+        const int fd = net_tcp_listen("127.0.0.1:0", &wait.fd, &port, NULL) == OK ? wait.fd : -1;
+        assert_true(fd >= 0);
+        snprintf(url, sizeof url, "127.0.0.1:%u", port);
+        const char *const argv[] = {KV_BINARY, how[i], url, NULL};
+        assert_true(proc_start(&p, argv, NULL, -1));
+        assert_int_equal(poll(&wait, 1, (int)WAIT_MS), 1); /* it is connected */
+        kill(p.pid, SIGINT);
+        if (!proc_wait(&p, WAIT_MS))
+            fail_msg("%s does not let itself be interrupted", how[i]);
+        assert_int_equal(proc_code(&p), 128 + SIGINT);
+        assert_string_equal(proc_text(&p, PROC_ERR), "");
+        proc_free(&p);
+        close(fd);
+    }
+}
+
 /* --- on a terminal ------------------------------------------------------------------------------- */
 
 struct terminal {
@@ -552,7 +594,8 @@ static void ctrl_c_stops_an_answer(void **state)
     term_type(&t, "\003");
     term_until(&t, "(stopped)");
     term_until(&t, "> ");
-    for (int i = 0; i < 500 && atomic_load(&fake.n_hung_up) == before; i++)
+    const uint64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (atomic_load(&fake.n_hung_up) == before && clock_now_ns() < deadline)
         usleep(10000);
     assert_int_equal(atomic_load(&fake.n_hung_up), before + 1);
     term_type(&t, "on\r"); /* what came of the answer is part of the conversation */
@@ -643,6 +686,8 @@ int main(void)
         cmocka_unit_test(nobody_there_is_told),
         cmocka_unit_test(a_ring_of_ours_answers_and_tells_its_state),
         cmocka_unit_test(a_broken_ring_is_a_failure),
+        cmocka_unit_test(something_else_answers),
+        cmocka_unit_test(a_silent_server_can_be_left),
         cmocka_unit_test(ctrl_c_stops_an_answer),
         cmocka_unit_test(ctrl_c_at_the_prompt_drops_the_line_and_twice_quits),
         cmocka_unit_test(the_history_is_kept_for_its_owner_only),

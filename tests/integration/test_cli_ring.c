@@ -55,7 +55,7 @@ static void test_up(void **state)
     for (size_t i = 0; i < 2; i++) {
         struct proc p;
         pid_t child[3];
-        START(&p, "up", model, "--stages", "3");
+        START(&p, "up", model, "--stages", "3", "--port", "0");
         cli_says(&p, PROC_OUT, "ring up: ");
         cli_says(&p, PROC_ERR, "tokens/s");
         for (int k = 0; k < 3; k++) {
@@ -78,7 +78,7 @@ static void test_up_with_one_stage(void **state)
 {
     (void)state;
     struct proc p;
-    START(&p, "up", model);
+    START(&p, "up", model, "--port", "0");
     cli_says(&p, PROC_OUT, "ring up: ");
     cli_stop(&p);
 }
@@ -121,7 +121,7 @@ static void test_up_when_no_model_is_named(void **state)
     (void)state;
     struct proc p;
     snprintf(model_env, sizeof model_env, "KVASIR_MODEL=%s", model);
-    START(&p, "up", "--stages", "2");
+    START(&p, "up", "--stages", "2", "--port", "0");
     cli_says(&p, PROC_OUT, "ring up: ");
     kill(p.pid, SIGTERM);
     cli_finish(&p, 0);
@@ -143,7 +143,7 @@ static void test_up_ends_with_a_child(void **state)
         char key[32], says[64];
         snprintf(key, sizeof key, "rank-%d.key", k);
         snprintf(says, sizeof says, "kvasir: ERR_CLOSED: rank %d ended (signal 9)", k);
-        START(&p, "up", model, "--stages", "3");
+        START(&p, "up", model, "--stages", "3", "--port", "0");
         cli_says(&p, PROC_OUT, "ring up: ");
         pid_t child = proc_child(p.pid, key);
         assert_true(child > 0);
@@ -157,13 +157,69 @@ static void test_up_ends_with_a_child(void **state)
     }
 }
 
+/* Before anything is loaded. */
+static void test_up_without_its_port(void **state)
+{
+    (void)state;
+    struct proc p;
+    uint16_t port;
+    char text[16];
+    const int fd = test_dead_port(&port);
+    assert_true(fd >= 0);
+    snprintf(text, sizeof text, "%u", port);
+    START(&p, "up", model, "--port", text);
+    cli_finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_IO: "), 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "--port N"));
+    assert_int_equal(proc_lines(&p, PROC_ERR, "rank 0"), 0);
+    proc_free(&p);
+    close(fd);
+    START(&p, "up", model, "--stages", "2", "--port", "65535");
+    cli_finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: --port 65535: "), 1);
+    proc_free(&p);
+}
+
+/* A rank that ends with an error says it once, in the last line. */
+static void test_up_says_why_a_rank_failed(void **state)
+{
+    (void)state;
+    struct proc p;
+    START(&p, "up", model, "--port", "0", "--access-log", "/nowhere/log");
+    cli_finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_CLOSED: rank 0 ended: ERR_IO: "), 1);
+    const char *at = strstr(proc_text(&p, PROC_ERR), "/nowhere/log");
+    assert_non_null(at);
+    assert_null(strstr(at + 1, "/nowhere/log"));
+    proc_free(&p);
+}
+
+/* The folder with the keys is there only until all have read them. */
+static void test_up_is_killed(void **state)
+{
+    (void)state;
+    struct proc p;
+    pid_t child[2];
+    START(&p, "up", model, "--stages", "2", "--port", "0");
+    cli_says(&p, PROC_OUT, "ring up: ");
+    child[0] = proc_child(p.pid, "rank-0.key");
+    child[1] = proc_child(p.pid, "rank-1.key");
+    assert_true(child[0] > 0 && child[1] > 0);
+    assert_int_equal(rmdir(tmp_dir), 0); /* empty */
+    assert_int_equal(mkdir(tmp_dir, 0700), 0);
+    kill(p.pid, SIGKILL);
+    cli_finish(&p, 128 + SIGKILL);
+    assert_true(proc_gone(child[0], CLI_WAIT_MS) && proc_gone(child[1], CLI_WAIT_MS));
+    proc_free(&p);
+}
+
 /* Told to stop while it is still starting. */
 static void test_up_stopped_at_once(void **state)
 {
     (void)state;
     for (int i = 0; i < 6; i++) {
         struct proc p;
-        START(&p, "up", model, "--stages", "3");
+        START(&p, "up", model, "--stages", "3", "--port", "0");
         if (i < 3)
             cli_says(&p, PROC_ERR, i == 0 ? "rank 0  layers" : i == 1 ? "rank 2  layers" : "serving");
         uint64_t t0 = clock_now_ns();
@@ -520,6 +576,11 @@ static void test_plan_refuses(void **state)
     cli_finish(&p, 1);
     assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: node 'nonsense@x:1'"), 1);
     proc_free(&p);
+    char *pub2 = keygen("other"); /* none of the two can be dialled */
+    START(&p, "plan", model, "--key", key, "-o", out, "--node", pub, "--node", pub2);
+    cli_finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: the nodes of ranks 0 and 1"), 1);
+    proc_free(&p);
     char twice[96];
     snprintf(twice, sizeof twice, "%s@127.0.0.1:9", pub);
     START(&p, "plan", model, "--stages", "2", "--key", key, "-o", out, "--node", twice, "--node", twice);
@@ -528,7 +589,9 @@ static void test_plan_refuses(void **state)
     proc_free(&p);
     assert_int_equal(access(out, F_OK), -1);
     unlink(key);
+    unlink(in_dir("other.key", key));
     free(pub);
+    free(pub2);
 }
 
 static int set_up(void **state)
@@ -570,6 +633,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fault22_the_default_context_is_no_models_maximum),
         cmocka_unit_test(test_up_when_no_model_is_named),
         cmocka_unit_test(test_up_ends_with_a_child),
+        cmocka_unit_test(test_up_without_its_port),
+        cmocka_unit_test(test_up_says_why_a_rank_failed),
+        cmocka_unit_test(test_up_is_killed),
         cmocka_unit_test(test_up_stopped_at_once),
         cmocka_unit_test(test_keygen),
         cmocka_unit_test(test_nodes_by_hand),

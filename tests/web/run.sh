@@ -16,7 +16,7 @@ trap 'kill -TERM $up 2>/dev/null || :; wait $up 2>/dev/null || :' EXIT
 trap 'exit 1' INT TERM HUP
 
 i=0
-until grep -q '(rank 2)$' "$out/up.out"; do # the last line that it prints
+until grep -q '(rank 2)$' "$out/up.out"; do # the URLs are there
     i=$((i + 1))
     if [ $i -gt 600 ] || ! kill -0 $up 2>/dev/null; then
         echo "the ring does not come up:" >&2
