@@ -16,6 +16,7 @@
 #include "net/tcp.h"
 #include "ring/edges.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -335,6 +336,40 @@ static void test_brief_links_are_dialed_ever_more_rarely(void **state)
     world_close(&w);
 }
 
+static unsigned n_open_files(void)
+{
+    unsigned n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}
+
+/* faults.md 6: dead descriptors were kept. */
+static void test_links_that_come_and_go_leave_no_files_open(void **state)
+{
+    (void)state;
+    struct world w;
+    unsigned before = n_open_files();
+    world_open(&w, true);
+    for (unsigned i = 1; i <= 30; i++) {
+        struct link *l = come(&w);
+        wait_count(&w, &w.n_up[EDGES_PREDECESSOR], i);
+        if (i % 3 == 0)
+            edges_drop(w.x, EDGES_PREDECESSOR, 0, ERR_PROTOCOL, "no more of this");
+        link_close(l);
+        wait_count(&w, &w.n_down[EDGES_PREDECESSOR], i);
+    }
+    uint64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (n_open_files() > before + 12 && clock_now_ns() < deadline) /* the listeners, and links just now */
+        poll(NULL, 0, 5);
+    assert_true(n_open_files() <= before + 12);
+    world_close(&w);
+    assert_int_equal(n_open_files(), before);
+}
+
 static void test_nothing_is_sent_without_a_link(void **state)
 {
     (void)state;
@@ -357,6 +392,7 @@ int main(void)
         cmocka_unit_test(test_a_frame_that_is_refused_ends_its_link_and_the_peer_is_told),
         cmocka_unit_test(test_counters_never_go_back),
         cmocka_unit_test(test_brief_links_are_dialed_ever_more_rarely),
+        cmocka_unit_test(test_links_that_come_and_go_leave_no_files_open),
         cmocka_unit_test(test_nothing_is_sent_without_a_link),
     };
     if (key_library_init(NULL) != OK)

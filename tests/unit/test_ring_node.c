@@ -56,7 +56,7 @@ static void test_all_stages_work_at_once(void **state)
     struct ask *a[8];
     for (uint32_t i = 0; i < 4; i++) {
         r->fake[i].meter = &r->meter;
-        atomic_store(&r->fake[i].sleep_us, 5000);
+        atomic_store(&r->fake[i].sleep_us, 10000);
         rig_start(r, i, &r->m);
     }
     rig_ready(r);
@@ -75,7 +75,7 @@ static void test_prompt_chunks_overlap(void **state)
     struct rig *r = rig_new(3, 1, 8);
     for (uint32_t i = 0; i < 3; i++) {
         r->fake[i].meter = &r->meter;
-        atomic_store(&r->fake[i].sleep_us, 5000);
+        atomic_store(&r->fake[i].sleep_us, 10000);
         rig_start(r, i, &r->m);
     }
     rig_ready(r);
@@ -105,9 +105,10 @@ static void test_cancel(void **state)
 {
     (void)state;
     struct rig *r = rig_up(3, 1, 16);
-    atomic_store(&r->fake[1].sleep_us, 1000);
+    atomic_store(&r->fake[1].sleep_us, 5000);
     struct ask *running = ask_send(r, 1, 4, 200), *waiting = ask_send(r, 2, 4, 5), *next = ask_send(r, 3, 40, 5);
     ask_wait(running, 3);
+    atomic_store(&r->fake[1].hold, true); /* none of them goes on meanwhile */
     assert_true(node_cancel(r->node[0], waiting->id));
     assert_true(node_cancel(r->node[0], running->id));
     assert_false(node_cancel(r->node[0], running->id));
@@ -116,6 +117,7 @@ static void test_cancel(void **state)
     ask_ends(waiting, SCHED_CANCELLED);
     assert_true(running->n_out >= 3);
     assert_int_equal(waiting->n_out, 0);
+    atomic_store(&r->fake[1].hold, false);
     ask_done(next); /* the slot goes to it */
     ask_free(running);
     ask_free(waiting);
@@ -248,7 +250,7 @@ static void fail_at(uint32_t n_ranks, uint32_t rank, enum err_code code)
     struct ask *a[6];
     char named[32];
     for (uint32_t i = 0; i < n_ranks; i++)
-        atomic_store(&r->fake[i].sleep_us, 300);
+        atomic_store(&r->fake[i].sleep_us, 3000); /* so that none of them ends before one fails */
     for (uint32_t i = 0; i < 6; i++)
         a[i] = ask_send(r, i, 3, 150);
     for (uint32_t i = 0; i < 6; i++)
@@ -257,6 +259,8 @@ static void fail_at(uint32_t n_ranks, uint32_t rank, enum err_code code)
     atomic_store(&r->fake[rank].fail_request, a[2]->id);
     ask_wait(a[2], UINT32_MAX);
     atomic_store(&r->fake[rank].fail_request, 0);
+    for (uint32_t i = 0; i < n_ranks; i++)
+        atomic_store(&r->fake[i].sleep_us, 0);
     ask_ends(a[2], SCHED_FAILED);
     assert_int_equal(a[2]->code, code);
     snprintf(named, sizeof named, "rank %u: request", rank);
@@ -292,6 +296,7 @@ static void test_stale_slot(void **state)
 {
     (void)state;
     struct rig *r = rig_up(3, 2, 32);
+    atomic_store(&r->fake[1].sleep_us, 5000); /* it does not end before the test comes to it */
     struct ask *a = ask_send(r, 1, 5, 200);
     struct node_stats s;
     ask_wait(a, 3);
@@ -300,16 +305,19 @@ static void test_stale_slot(void **state)
     while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
         usleep(500);
     memset(r->fake[1].slot, 0, sizeof r->fake[1].slot);
+    atomic_store(&r->fake[1].sleep_us, 0);
     atomic_store(&r->fake[1].hold, false);
     ask_done(a);
     node_stats_get(r->node[0], &s);
     assert_int_equal(s.sched.n_retried, 1);
 
+    atomic_store(&r->fake[1].sleep_us, 5000);
     a = ask_send(r, 2, 5, 200);
     ask_wait(a, 3);
     atomic_store(&r->fake[1].fail_code, ERR_STALE);
     atomic_store(&r->fake[1].fail_request, a->id);
     ask_ends(a, SCHED_FAILED);
+    atomic_store(&r->fake[1].sleep_us, 0);
     assert_int_equal(a->code, ERR_STALE);
     assert_non_null(strstr(a->text, "rank 1"));
     assert_int_equal(atomic_load(&r->fake[1].n_fails), 2);
@@ -416,7 +424,7 @@ static void test_stall(void **state)
 {
     (void)state;
     struct rig *r = rig_new(2, 2, 32);
-    r->config.stall_ms = 400;
+    r->config.stall_ms = 1500;
     for (uint32_t i = 0; i < 2; i++)
         rig_start(r, i, &r->m);
     rig_ready(r);
@@ -446,12 +454,12 @@ static void lose(uint32_t n_ranks, uint32_t rank)
 {
     struct rig *r = rig_up(n_ranks, 4, 32);
     struct ask *a[6];
+    for (uint32_t i = 0; i < n_ranks; i++)
+        atomic_store(&r->fake[i].sleep_us, 2000);
     for (uint32_t i = 0; i < 6; i++) /* two of them wait for a slot */
         a[i] = ask_send(r, i, 3, 240);
     for (uint32_t i = 0; i < 4; i++)
         ask_wait(a[i], 2);
-    for (uint32_t i = 0; i < n_ranks; i++)
-        atomic_store(&r->fake[i].sleep_us, 1000);
     uint64_t t0 = clock_now_ns();
     rig_stop(r, rank);
     for (uint32_t i = 0; i < 4; i++) {

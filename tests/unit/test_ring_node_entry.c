@@ -381,7 +381,7 @@ static void test_entry_node_goes(void **state)
     for (uint32_t rank = 1; rank < 4; rank++) {
         struct rig *r = up(4, 2, 16);
         struct ask *a[5], *mine;
-        slow(r, 500);
+        slow(r, 2000);
         for (uint32_t i = 0; i < 5; i++)
             a[i] = ask_send_at(r, rank, i, 3, 240); /* three of them wait */
         ask_wait(a[0], 3);
@@ -412,7 +412,7 @@ static void lose(uint32_t n_ranks, uint32_t gone)
 {
     struct rig *r = up(n_ranks, 4, 32);
     struct ask *a[12];
-    slow(r, 500);
+    slow(r, 2000);
     for (uint32_t i = 0; i < 12; i++)
         a[i] = ask_send_at(r, i % n_ranks, i, 3, 240);
     uint32_t n_running = 0;
@@ -465,7 +465,7 @@ static void test_stall(void **state)
 {
     (void)state;
     struct rig *r = rig_new(3, 2, 32);
-    r->config.stall_ms = 400;
+    r->config.stall_ms = 1500;
     for (uint32_t i = 0; i < 3; i++)
         rig_start(r, i, &r->m);
     for (uint32_t i = 0; i < 3; i++)
