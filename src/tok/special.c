@@ -103,6 +103,15 @@ static bool take(struct splitter *s, uint32_t pos, uint32_t len)
     return true;
 }
 
+/* The token queued for this place ends in what another one took: the place comes back with the longest one that ends
+ * before that. */
+static bool shorten(struct splitter *s, uint32_t pos, uint32_t len)
+{
+    while (s->mark[pos + len - 1] & TAKEN)
+        len--;
+    return enqueue(s, pos, len);
+}
+
 static bool split(struct splitter *s)
 {
     for (uint32_t pos = 0; pos < s->len; pos++)
@@ -112,7 +121,7 @@ static bool split(struct splitter *s)
     while (queue_pop(&s->queue, &x)) {
         if (s->mark[x.pos] & TAKEN)
             continue;
-        bool ok = s->mark[x.pos + x.len - 1] & TAKEN ? enqueue(s, x.pos, x.len - 1) : take(s, x.pos, x.len);
+        bool ok = s->mark[x.pos + x.len - 1] & TAKEN ? shorten(s, x.pos, x.len) : take(s, x.pos, x.len);
         if (!ok)
             return false;
     }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "lib/test_util.h"
+#include "lib/tok_rig.h"
 #include "lib/vocab_gguf.h"
 #include "tok/tok.h"
 
@@ -20,31 +21,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* --- what all of these tests do --- */
-
-static struct tok *open_tok(const char *path)
-{
-    struct gguf *g = NULL;
-    struct tok *t = NULL;
-    struct err e = {0};
-    if (gguf_open(path, &g, &e) != OK || tok_new(g, NULL, &t, &e) != OK)
-        fail_msg("%s: %s", path, e.msg);
-    gguf_close(g); /* the tokenizer must not need it */
-    return t;
-}
-
-static void check_ids(const struct tok *t, const char *text, size_t len, unsigned flags, const int32_t *want, size_t n)
-{
-    struct tok_ids ids = {0};
-    struct err e = {0};
-    if (tok_encode(t, text, len, flags, &ids, &e) != OK)
-        fail_msg("%s", e.msg);
-    if (!test_same_ids(text, len, ids.id, ids.n, want, n))
-        fail();
-    tok_ids_free(&ids);
-}
 
 /* Models named phi-3 swallow white space after special tokens, but not after <s>. */
 static void phi_3_strips_after_special_tokens(void **state)
@@ -53,11 +31,11 @@ static void phi_3_strips_after_special_tokens(void **state)
     char path[PATH_MAX];
     if (!test_have_shared("vocab/ggml-vocab-phi-3.gguf"))
         skip();
-    struct tok *t = open_tok(test_shared("vocab/ggml-vocab-phi-3.gguf", path));
+    struct tok *t = tok_rig_open(test_shared("vocab/ggml-vocab-phi-3.gguf", path));
     const int32_t want[] = {32010, 7251, 32007}; /* <|user|> hi <|end|> */
-    check_ids(t, "<|user|> \n\t hi<|end|> ", 22, TOK_PARSE_SPECIAL, want, 3);
+    tok_rig_check(t, "<|user|> \n\t hi<|end|> ", 22, TOK_PARSE_SPECIAL, want, 3);
     const int32_t kept[] = {1, 29871, 7251};
-    check_ids(t, "<s> hi", 6, TOK_PARSE_SPECIAL, kept, 3);
+    tok_rig_check(t, "<s> hi", 6, TOK_PARSE_SPECIAL, kept, 3);
     tok_free(t);
 }
 
@@ -133,7 +111,7 @@ static struct tok *make(const struct recipe *r)
 #define CHECK(t, text, flags, ...)                                                                                     \
     do {                                                                                                               \
         const int32_t want[] = {-1, ##__VA_ARGS__};                                                                    \
-        check_ids(t, text, sizeof(text) - 1, flags, want + 1, sizeof want / sizeof *want - 1);                         \
+        tok_rig_check(t, text, sizeof(text) - 1, flags, want + 1, sizeof want / sizeof *want - 1);                     \
     } while (0)
 
 static void the_best_score_merges_first(void **state)
@@ -287,7 +265,7 @@ static void splitting_agrees_with_one_pass_per_token(void **state)
         for (size_t i = 0; i < len; i++)
             if (owner[i] != 0)
                 want[n++] = owner[i] > 0 ? owner[i] : text[i] == 'a' ? 3 : 4;
-        check_ids(t, text, len, TOK_PARSE_SPECIAL, want, n);
+        tok_rig_check(t, text, len, TOK_PARSE_SPECIAL, want, n);
     }
     tok_free(t);
 }
@@ -546,13 +524,10 @@ static void without_types_the_special_ids_are_special(void **state)
 
 /* --- time --- */
 
-/* Not a benchmark: quadratic work on these texts would take minutes. */
 static void long_texts_are_not_quadratic(void **state)
 {
     (void)state;
-    size_t n = test_sanitized() ? 1 << 17 : 1 << 20;
-    char path[PATH_MAX], *text = malloc(n);
-    struct err e;
+    char path[PATH_MAX];
     struct piece p[64] = {{"<unk>", 0, 2}, {"<s>", 0, 3}, {"</s>", 0, 3}, {"a", 0, 1}, {"aa", 0, 1}, {"aaaa", 0, 1}};
     static char newlines[58][60];
     for (size_t i = 6; i < 64; i++) { /* runs of newlines as tokens, as Gemma has them */
@@ -561,26 +536,38 @@ static void long_texts_are_not_quadratic(void **state)
     }
     struct tok *toks[2] = {make(RECIPE(p, 0)), NULL};
     if (test_have_shared("vocab/ggml-vocab-llama-spm.gguf"))
-        toks[1] = open_tok(test_shared("vocab/ggml-vocab-llama-spm.gguf", path));
-    uint64_t deadline = clock_deadline_ms(60000);
-    for (int kind = 0; kind < 5; kind++) {
-        for (size_t i = 0; i < n; i++)
-            text[i] = kind == 0   ? 'a'
-                      : kind == 1 ? '\n'
-                      : kind == 2 ? ' '
-                      : kind == 3 ? "the ring of many small machines "[i % 32]
-                                  : (char)(uint8_t)(hash_mix64(i) & 0xff);
-        for (int k = 0; k < 2 && toks[k]; k++) {
-            struct tok_ids ids = {0};
-            assert_int_equal(tok_encode(toks[k], text, n, TOK_PARSE_SPECIAL, &ids, &e), OK);
-            assert_true(ids.n > 0);
-            tok_ids_free(&ids);
-        }
-    }
-    assert_true(clock_left_ms(deadline) > 0);
+        toks[1] = tok_rig_open(test_shared("vocab/ggml-vocab-llama-spm.gguf", path));
+    tok_rig_long_texts(toks, 2);
     tok_free(toks[0]);
     tok_free(toks[1]);
-    free(text);
+}
+
+/* Nested special tokens, hundreds of which fit each place, in front of a longer one that takes what most of them need:
+ * to try them one by one would take minutes. */
+static void nested_special_tokens_are_not_tried_one_by_one(void **state)
+{
+    (void)state;
+    enum { n_nested = 700, half = 512, n_units = 100, unit = 3 * half };
+    static struct piece p[4 + n_nested] = {{"<unk>", 0, 2}, {"<s>", 0, 3}, {"</s>", 0, 3}};
+    static char run[n_nested + 1], last[2 * half + 1], text[n_units * unit];
+    memset(run, 'a', n_nested);
+    for (size_t k = 1; k <= n_nested; k++)
+        p[2 + k] = (struct piece){run + n_nested - k, 0, 4};
+    memset(last, 'a', half);
+    memset(last + half, 'b', half);
+    p[3 + n_nested] = (struct piece){last, 0, 4};
+    struct tok *t = make(RECIPE(p, .no_space_prefix = true));
+    int32_t want[2 * n_units];
+    for (size_t i = 0; i < n_units; i++) {
+        memset(text + i * unit, 'a', half);
+        memcpy(text + i * unit + half, last, (size_t)2 * half);
+        want[2 * i] = 2 + half;
+        want[2 * i + 1] = 3 + n_nested;
+    }
+    uint64_t deadline = clock_deadline_ms(60000);
+    tok_rig_check(t, text, sizeof text, 0, want, (size_t)2 * n_units);
+    assert_true(clock_left_ms(deadline) > 0);
+    tok_free(t);
 }
 
 int main(void)
@@ -612,6 +599,7 @@ int main(void)
         cmocka_unit_test(defaults_outside_a_tiny_vocabulary_are_none),
         cmocka_unit_test(without_types_the_special_ids_are_special),
         cmocka_unit_test(long_texts_are_not_quadratic),
+        cmocka_unit_test(nested_special_tokens_are_not_tried_one_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
