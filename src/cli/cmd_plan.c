@@ -3,10 +3,12 @@
  * kvasir plan: divides a model into windows. With the nodes' keys and addresses it writes the signed manifest that
  * `kvasir node` takes on each machine.
  */
+#include "base/parse.h"
 #include "cli/commands.h"
 #include "cli/layout.h"
 #include "cli/rank.h"
 #include "cli/source.h"
+#include "model/hparams.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -80,25 +82,63 @@ static enum err_code write_manifest(const struct plan_command *c, const struct s
     return rc;
 }
 
-static enum err_code print_plan(const struct plan_command *c, const struct manifest *m, struct err *e)
+/* Tensor bytes of each rank's stage file. Such a file may hold more than is loaded, and then more than the manifest
+ * says. */
+static enum err_code file_bytes(const struct gguf *g, const struct manifest *m, uint64_t *out, struct err *e)
 {
-    if (!c->json) {
-        for (uint32_t i = 0; i < m->n_ranks; i++)
-            rank_print_row(stdout, m, i);
-        return OK;
-    }
+    struct hparams h;
+    struct model_sizes sizes;
+    enum err_code rc = hparams_read(g, &h, e);
+    if (rc != OK)
+        return rc;
+    rc = model_sizes_read(g, &h, &sizes, e);
+    hparams_fini(&h);
+    if (rc != OK)
+        return rc;
+    for (uint32_t i = 0; i < m->n_ranks; i++)
+        out[i] = model_sizes_stage_file(&sizes, m->ranks[i].first, m->ranks[i].end);
+    model_sizes_fini(&sizes);
+    return OK;
+}
+
+static void print_text(const struct manifest *m, const uint64_t *files)
+{
+    char more[16];
+    for (uint32_t i = 0; i < m->n_ranks; i++)
+        rank_print_row(stdout, m, i);
+    for (uint32_t i = 0; i < m->n_ranks; i++)
+        if (files[i] > m->ranks[i].weight_bytes)
+            printf("the stage file of rank %u has %s more: NextN blocks, which are not used yet\n", i,
+                   parse_fmt_bytes(files[i] - m->ranks[i].weight_bytes, more));
+}
+
+static enum err_code print_json(const struct manifest *m, const uint64_t *files, struct err *e)
+{
     struct buf b = {0};
     buf_printf(&b, "{\"n_blocks\":%u,\"n_ctx\":%u,\"n_slots\":%u,\"ranks\":[", m->n_blocks, m->n_ctx, m->n_slots);
     for (uint32_t i = 0; i < m->n_ranks; i++) {
         const struct manifest_rank *r = &m->ranks[i];
-        buf_printf(&b, "%s{\"rank\":%u,\"window\":[%u,%u],\"weight_bytes\":%llu,\"kv_bytes\":%llu}", i ? "," : "", i,
+        buf_printf(&b, "%s{\"rank\":%u,\"window\":[%u,%u],\"weight_bytes\":%llu,\"kv_bytes\":%llu", i ? "," : "", i,
                    r->first, r->end, (unsigned long long)r->weight_bytes, (unsigned long long)r->kv_bytes);
+        buf_printf(&b, ",\"tensor_bytes\":%llu}", (unsigned long long)files[i]);
     }
     buf_puts(&b, "]}");
     enum err_code rc = b.failed ? err_set(e, ERR_NOMEM, "out of memory") : OK;
     if (rc == OK)
         printf("%s\n", buf_str(&b));
     buf_free(&b);
+    return rc;
+}
+
+static enum err_code print_plan(const struct plan_command *c, const struct gguf *g, const struct manifest *m,
+                                struct err *e)
+{
+    uint64_t files[MANIFEST_MAX_RANKS];
+    enum err_code rc = file_bytes(g, m, files, e);
+    if (rc == OK && c->json)
+        return print_json(m, files, e);
+    if (rc == OK)
+        print_text(m, files);
     return rc;
 }
 
@@ -115,7 +155,7 @@ static enum err_code run(const struct plan_command *c, struct err *e)
         if (c->out)
             rc = write_manifest(c, &s, &m, e);
         if (rc == OK)
-            rc = print_plan(c, &m, e);
+            rc = print_plan(c, source_gguf(&s), &m, e);
         manifest_fini(&m);
     }
     source_close(&s);

@@ -712,6 +712,43 @@ static void test_index_check(void **state)
     unlink(kvi);
 }
 
+/* The last stage file of a model with NextN blocks is larger than what is loaded of it: a plan says both. */
+static void test_plan_of_stage_files(void **state)
+{
+    (void)state;
+    struct proc p;
+    char model[PATH_MAX], out[PATH_MAX], words[2 * PATH_MAX];
+    struct err e;
+    struct maker_params mp = maker_family_small(MAKER_QWEN35MOE);
+    test_scratch("plan-slice.gguf", out);
+    if (maker_write(test_scratch("plan.gguf", model), &mp, &e) != OK)
+        fail_msg("%s", e.msg);
+    yyjson_doc *plan = json_of(model, "plan % --stages 3 --json");
+    yyjson_val *ranks = yyjson_obj_get(yyjson_doc_get_root(plan), "ranks"), *r;
+    size_t i, n;
+    assert_int_equal(yyjson_arr_size(ranks), 3);
+    yyjson_arr_foreach(ranks, i, n, r)
+    {
+        yyjson_val *w = yyjson_obj_get(r, "window");
+        snprintf(words, sizeof words, "slice %% --layers %u:%u -o %s --json",
+                 (unsigned)yyjson_get_uint(yyjson_arr_get(w, 0)), (unsigned)yyjson_get_uint(yyjson_arr_get(w, 1)), out);
+        yyjson_doc *slice = json_of(model, words);
+        const uint64_t bytes = yyjson_get_uint(yyjson_obj_get(r, "tensor_bytes"));
+        assert_int_equal(bytes, yyjson_get_uint(yyjson_obj_get(yyjson_doc_get_root(slice), "tensor_bytes")));
+        const uint64_t loaded = yyjson_get_uint(yyjson_obj_get(r, "weight_bytes"));
+        assert_true(i == 2 ? loaded < bytes : loaded == bytes);
+        yyjson_doc_free(slice);
+    }
+    yyjson_doc_free(plan);
+    start(&p, model, "plan % --stages 3");
+    finish(&p, 0);
+    assert_int_equal(proc_lines(&p, PROC_OUT, "the stage file of rank 2 has "), 1);
+    assert_int_equal(proc_lines(&p, PROC_OUT, "the stage file of rank "), 1);
+    proc_free(&p);
+    unlink(out);
+    unlink(model);
+}
+
 static void test_slice(void **state)
 {
     (void)state;
@@ -845,6 +882,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_index),
         cmocka_unit_test(test_index_check),
         cmocka_unit_test(test_slice),
+        cmocka_unit_test(test_plan_of_stage_files),
         cmocka_unit_test(test_doctor),
         cmocka_unit_test(test_plan),
     };
