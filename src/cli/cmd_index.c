@@ -26,9 +26,7 @@ static void print_text(const struct gguf *g, const struct hparams *h, const stru
                        const struct index *x)
 {
     char id[DIGEST_HEX_SIZE], size[16], first[16];
-    uint64_t total = s->embd_bytes + s->head_bytes + s->global_bytes + s->nextn_bytes - (s->tied ? s->embd_bytes : 0);
-    for (uint32_t b = 0; b < s->n_block; b++)
-        total += s->block_bytes[b];
+    const uint64_t total = model_sizes_stage_file(s, 0, s->n_block); /* all of them */
     printf("model id   %s\n", x ? digest_hex(x->model_id, id) : "not known: there is no index beside the model");
     printf("family     %s\nfiles      %u\ntensors    %zu, %s\n", h->arch, gguf_n_files(g), gguf_n_tensors(g),
            parse_fmt_bytes(total, size));

@@ -261,8 +261,10 @@ static enum err_code map_run(struct weights *w, const struct backend *b, size_t 
     }
     struct io_map *m = &w->maps[w->n_maps];
     enum err_code rc = io_map_range(gguf_fd(w->g, a->file), a->offset, len, m, e);
-    if (rc != OK)
-        return err_prefix(e, "%s", gguf_file_path(w->g, a->file));
+    if (rc != OK) {
+        err_prefix(e, "%s", gguf_file_path(w->g, a->file));
+        return rc;
+    }
     w->n_maps++;
     for (size_t i = first; i <= last; i++)
         biggest = w->w[i].src->size > biggest ? w->w[i].src->size : biggest;
@@ -309,8 +311,10 @@ static enum err_code copy_one(struct weights *w, const struct weight *t, struct 
 {
     struct io_map m;
     enum err_code rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset, (size_t)t->src->size, &m, e);
-    if (rc != OK)
-        return err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+    if (rc != OK) {
+        err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+        return rc;
+    }
     ggml_backend_tensor_set(t->t, m.data, 0, (size_t)t->src->size);
     io_unmap(&m);
     w->repacked += t->src->size;
@@ -354,8 +358,10 @@ static enum err_code upload_one(struct weights *w, const struct backend *b, cons
         size_t n = size - done < part ? size - done : part;
         struct io_map m;
         enum err_code rc = io_map_range(gguf_fd(w->g, t->src->file), t->src->offset + done, n, &m, e);
-        if (rc != OK)
-            return err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+        if (rc != OK) {
+            err_prefix(e, "%s", gguf_file_path(w->g, t->src->file));
+            return rc;
+        }
         io_map_fetch(&m, m.data, n);
         ggml_backend_tensor_set(t->t, m.data, done, n);
         io_unmap(&m);

@@ -256,8 +256,10 @@ static enum err_code split_check(const struct gguf *g, struct err *e)
         enum err_code rc = gguf_opt_u32(&part, "split.no", &no, e);
         if (rc == OK)
             rc = gguf_opt_u32(&part, "split.count", &count, e);
-        if (rc != OK)
-            return err_prefix(e, "%s", g->files[i].path);
+        if (rc != OK) {
+            err_prefix(e, "%s", g->files[i].path);
+            return rc;
+        }
         if (count == 0)
             count = 1;
         if (count != g->n_files)
