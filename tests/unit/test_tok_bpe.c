@@ -10,16 +10,15 @@
 
 #include <cmocka.h>
 
-#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "lib/test_util.h"
+#include "lib/tok_rig.h"
 #include "lib/vocab_gguf.h"
 #include "tok/tok.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* --- vocabularies: the 256 letters, then what a test adds --- */
@@ -114,21 +113,10 @@ static struct tok *make(const struct recipe *r)
     return t;
 }
 
-static void check_ids(const struct tok *t, const char *text, size_t len, unsigned flags, const int32_t *want, size_t n)
-{
-    struct tok_ids ids = {0};
-    struct err e = {0};
-    if (tok_encode(t, text, len, flags, &ids, &e) != OK)
-        fail_msg("%s", e.msg);
-    if (!test_same_ids(text, len, ids.id, ids.n, want, n))
-        fail();
-    tok_ids_free(&ids);
-}
-
 #define CHECK(t, text, flags, ...)                                                                                     \
     do {                                                                                                               \
         const int32_t want[] = {-1, ##__VA_ARGS__};                                                                    \
-        check_ids(t, text, sizeof(text) - 1, flags, want + 1, sizeof want / sizeof *want - 1);                         \
+        tok_rig_check(t, text, sizeof(text) - 1, flags, want + 1, sizeof want / sizeof *want - 1);                     \
     } while (0)
 
 static void check_piece(const struct tok *t, int32_t id, bool with_special, const char *want, size_t len)
@@ -257,7 +245,7 @@ static void short_and_long_pieces_follow_the_rule(void **state)
         for (size_t i = 0; i < len; i++)
             text[i] = hash_uniform(seed, i) < 0.5 ? 'a' : 'b';
         size_t n = merge_slowly(text, len, want);
-        check_ids(t, text, len, 0, want, n);
+        tok_rig_check(t, text, len, 0, want, n);
     }
     tok_free(t);
 }
@@ -272,7 +260,7 @@ static void each_byte_has_its_letter(void **state)
         char byte = (char)id;
         check_piece(t, id, false, &byte, 1);
         if (id < 0x80)
-            check_ids(t, &byte, 1, 0, &id, 1);
+            tok_rig_check(t, &byte, 1, 0, &id, 1);
     }
     CHECK(t, "\xc3\xa9\xf0\x9f\x98\x80", 0, 0xc3, 0xa9, 0xf0, 0x9f, 0x98, 0x80);
     tok_free(t);
@@ -609,42 +597,19 @@ static void threads_share_a_tokenizer(void **state)
     tok_free(shared_tok);
 }
 
-/* Not a benchmark: quadratic work on these texts would take minutes. */
 static void long_texts_are_not_quadratic(void **state)
 {
     (void)state;
-    size_t n = test_sanitized() ? 1 << 17 : 1 << 20;
-    char path[PATH_MAX], *text = malloc(n);
-    struct err e;
+    char path[PATH_MAX];
     struct tok *toks[2] = {make(&(struct recipe){.pre = "llama-bpe",
                                                  .more = {{"aa", 1}, {"aaaa", 1}, {"ĠĠ", 1}, {"\n\n\n", 4}},
                                                  .merge = {"a a", "aa aa", "Ġ Ġ"}}),
                            NULL};
-    struct gguf *g = NULL;
-    if (test_have_shared("vocab/ggml-vocab-llama-bpe.gguf")) {
-        assert_int_equal(gguf_open(test_shared("vocab/ggml-vocab-llama-bpe.gguf", path), &g, &e), OK);
-        assert_int_equal(tok_new(g, NULL, &toks[1], &e), OK);
-        gguf_close(g);
-    }
-    uint64_t deadline = clock_deadline_ms(60000);
-    for (int kind = 0; kind < 5; kind++) {
-        for (size_t i = 0; i < n; i++)
-            text[i] = kind == 0   ? 'a'
-                      : kind == 1 ? '\n'
-                      : kind == 2 ? ' '
-                      : kind == 3 ? "the ring of many small machines "[i % 32]
-                                  : (char)(uint8_t)(hash_mix64(i) & 0xff);
-        for (int k = 0; k < 2 && toks[k]; k++) {
-            struct tok_ids ids = {0};
-            assert_int_equal(tok_encode(toks[k], text, n, TOK_PARSE_SPECIAL, &ids, &e), OK);
-            assert_true(ids.n > 0);
-            tok_ids_free(&ids);
-        }
-    }
-    assert_true(clock_left_ms(deadline) > 0);
+    if (test_have_shared("vocab/ggml-vocab-llama-bpe.gguf"))
+        toks[1] = tok_rig_open(test_shared("vocab/ggml-vocab-llama-bpe.gguf", path));
+    tok_rig_long_texts(toks, 2);
     tok_free(toks[0]);
     tok_free(toks[1]);
-    free(text);
 }
 
 int main(void)

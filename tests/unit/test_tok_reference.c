@@ -13,34 +13,11 @@
 #include "base/io.h"
 #include "lib/golden_json.h"
 #include "lib/test_util.h"
-#include "tok/tok.h"
+#include "lib/tok_rig.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-static struct tok *open_tok(const char *path)
-{
-    struct gguf *g = NULL;
-    struct tok *t = NULL;
-    struct err e = {0};
-    if (gguf_open(path, &g, &e) != OK || tok_new(g, NULL, &t, &e) != OK)
-        fail_msg("%s: %s", path, e.msg);
-    gguf_close(g); /* the tokenizer must not need it */
-    return t;
-}
-
-static void check_ids(const struct tok *t, const char *text, size_t len, unsigned flags, const int32_t *want, size_t n)
-{
-    struct tok_ids ids = {0};
-    struct err e = {0};
-    if (tok_encode(t, text, len, flags, &ids, &e) != OK)
-        fail_msg("%s", e.msg);
-    if (!test_same_ids(text, len, ids.id, ids.n, want, n))
-        fail();
-    tok_ids_free(&ids);
-}
 
 /* A continuation, streamed, is the reference text. */
 static void check_greedy(const struct tok *t, const struct golden_text *x)
@@ -63,7 +40,7 @@ static void check_golden(const char *gguf_path, const char *json_path)
     struct err e;
     if (golden_json_open(json_path, &g, &e) != OK)
         fail_msg("%s", e.msg);
-    struct tok *t = open_tok(gguf_path);
+    struct tok *t = tok_rig_open(gguf_path);
     assert_int_equal(tok_n_vocab(t), g.n_vocab);
     assert_int_equal(tok_bos(t), g.bos);
     assert_int_equal(tok_eos(t), g.eos);
@@ -78,7 +55,7 @@ static void check_golden(const char *gguf_path, const char *json_path)
     for (size_t i = 0; i < g.n_tokenize + g.n_cases; i++) {
         const struct golden_text *x = i < g.n_tokenize ? &g.tokenize[i] : &g.cases[i - g.n_tokenize];
         unsigned flags = (x->add_special ? TOK_ADD_SPECIAL : 0u) | (x->parse_special ? TOK_PARSE_SPECIAL : 0u);
-        check_ids(t, x->text.data, x->text.len, flags, x->ids.id, x->ids.n);
+        tok_rig_check(t, x->text.data, x->text.len, flags, x->ids.id, x->ids.n);
         if (i >= g.n_tokenize)
             continue;
         struct buf pieces = {0};
@@ -94,66 +71,35 @@ static void check_golden(const char *gguf_path, const char *json_path)
     golden_json_close(&g);
 }
 
-static void check_shared(const char *folder, const char *stem)
-{
-    char name[256], gguf_path[PATH_MAX], json_path[PATH_MAX];
-    snprintf(name, sizeof name, "%s/%s.gguf", folder, stem);
-    if (!test_have_shared(name))
-        skip();
-    test_shared(name, gguf_path);
-    const char *of = strstr(stem, "-00001-of-");
-    snprintf(name, sizeof name, "%s/golden/%.*s.json", folder, of ? (int)(of - stem) : (int)strlen(stem), stem);
-    check_golden(gguf_path, test_shared(name, json_path));
-}
-
 static void committed_models(void **state)
 {
     (void)state;
     static const char *const stems[] = {"llama-spm-f32", "llama-tied-f32", "llama-k256-q4_k_m", "llama3-f32"};
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
-        char name[128], gguf_path[PATH_MAX], json_path[PATH_MAX];
-        snprintf(name, sizeof name, "%s.gguf", stems[i]);
-        test_data(name, gguf_path);
-        snprintf(name, sizeof name, "golden/%s.json", stems[i]);
-        test_data(name, json_path);
-        if (access(gguf_path, R_OK) != 0 || access(json_path, R_OK) != 0)
-            continue;
-        check_golden(gguf_path, json_path);
-        n++;
-    }
-    if (n == 0)
-        skip();
+    tok_rig_committed(stems, sizeof stems / sizeof *stems, check_golden);
 }
 
-#define SHARED_TEST(function, folder, stem)                                                                            \
-    static void function(void **state)                                                                                 \
-    {                                                                                                                  \
-        (void)state;                                                                                                   \
-        check_shared(folder, stem);                                                                                    \
-    }
-SHARED_TEST(fixture_llama_spm_f32, "fixtures", "llama-spm-f32")
-SHARED_TEST(fixture_llama_spm_q8_0, "fixtures", "llama-spm-q8_0")
-SHARED_TEST(fixture_llama_spm_q4_0, "fixtures", "llama-spm-q4_0")
-SHARED_TEST(fixture_llama_spm_split, "fixtures", "llama-spm-q4_0-00001-of-00003")
-SHARED_TEST(fixture_llama_tied, "fixtures", "llama-tied-f32")
-SHARED_TEST(fixture_llama_k256, "fixtures", "llama-k256-q4_k_m")
-SHARED_TEST(fixture_gemma3, "fixtures", "gemma3-f32")
-SHARED_TEST(fixture_phi3, "fixtures", "phi3-f32")
-SHARED_TEST(fixture_llama3, "fixtures", "llama3-f32")
-SHARED_TEST(fixture_qwen2, "fixtures", "qwen2-f32")
-SHARED_TEST(fixture_qwen3, "fixtures", "qwen3-f32")
-SHARED_TEST(fixture_qwen3moe, "fixtures", "qwen3moe-f32")
-SHARED_TEST(fixture_qwen3moe_q8_0, "fixtures", "qwen3moe-q8_0")
-SHARED_TEST(fixture_qwen3moe_q4_0, "fixtures", "qwen3moe-q4_0")
-SHARED_TEST(fixture_qwen35, "fixtures", "qwen35-f32")
-SHARED_TEST(fixture_qwen35moe, "fixtures", "qwen35moe-f32")
-SHARED_TEST(fixture_qwen35moe_q8_0, "fixtures", "qwen35moe-q8_0")
-SHARED_TEST(fixture_qwen35moe_q4_0, "fixtures", "qwen35moe-q4_0")
-SHARED_TEST(fixture_qwen35moe_k256, "fixtures", "qwen35moe-k256-q4_k_m")
-SHARED_TEST(fixture_gpt_oss, "fixtures", "gpt-oss-mxfp4")
-SHARED_TEST(stories_f32, "models", "stories260K-F32")
-SHARED_TEST(stories_q8_0, "models", "stories260K-Q8_0")
+TOK_RIG_SHARED(fixture_llama_spm_f32, "fixtures", "llama-spm-f32", check_golden)
+TOK_RIG_SHARED(fixture_llama_spm_q8_0, "fixtures", "llama-spm-q8_0", check_golden)
+TOK_RIG_SHARED(fixture_llama_spm_q4_0, "fixtures", "llama-spm-q4_0", check_golden)
+TOK_RIG_SHARED(fixture_llama_spm_split, "fixtures", "llama-spm-q4_0-00001-of-00003", check_golden)
+TOK_RIG_SHARED(fixture_llama_tied, "fixtures", "llama-tied-f32", check_golden)
+TOK_RIG_SHARED(fixture_llama_k256, "fixtures", "llama-k256-q4_k_m", check_golden)
+TOK_RIG_SHARED(fixture_gemma3, "fixtures", "gemma3-f32", check_golden)
+TOK_RIG_SHARED(fixture_phi3, "fixtures", "phi3-f32", check_golden)
+TOK_RIG_SHARED(fixture_llama3, "fixtures", "llama3-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen2, "fixtures", "qwen2-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen3, "fixtures", "qwen3-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen3moe, "fixtures", "qwen3moe-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen3moe_q8_0, "fixtures", "qwen3moe-q8_0", check_golden)
+TOK_RIG_SHARED(fixture_qwen3moe_q4_0, "fixtures", "qwen3moe-q4_0", check_golden)
+TOK_RIG_SHARED(fixture_qwen35, "fixtures", "qwen35-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen35moe, "fixtures", "qwen35moe-f32", check_golden)
+TOK_RIG_SHARED(fixture_qwen35moe_q8_0, "fixtures", "qwen35moe-q8_0", check_golden)
+TOK_RIG_SHARED(fixture_qwen35moe_q4_0, "fixtures", "qwen35moe-q4_0", check_golden)
+TOK_RIG_SHARED(fixture_qwen35moe_k256, "fixtures", "qwen35moe-k256-q4_k_m", check_golden)
+TOK_RIG_SHARED(fixture_gpt_oss, "fixtures", "gpt-oss-mxfp4", check_golden)
+TOK_RIG_SHARED(stories_f32, "models", "stories260K-F32", check_golden)
+TOK_RIG_SHARED(stories_q8_0, "models", "stories260K-Q8_0", check_golden)
 
 /* Texts between separators, and a line of ids for each. */
 static void check_vectors(const struct tok *t, const char *vectors)
@@ -178,7 +124,7 @@ static void check_vectors(const struct tok *t, const char *vectors)
             want[n++] = (int32_t)id;
         }
         line = strchr(line, '\n') ? strchr(line, '\n') + 1 : line + strlen(line);
-        check_ids(t, text, (size_t)(end - text), 0, want, n);
+        tok_rig_check(t, text, (size_t)(end - text), 0, want, n);
         n_texts++;
     }
     assert_true(n_texts >= 40);
@@ -191,7 +137,7 @@ static void check_vocab(const char *model, const char *vectors)
     char path[PATH_MAX];
     if (!test_have_shared(model))
         skip();
-    struct tok *t = open_tok(test_shared(model, path));
+    struct tok *t = tok_rig_open(test_shared(model, path));
     check_vectors(t, vectors);
     tok_free(t);
 }

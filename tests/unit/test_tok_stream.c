@@ -14,12 +14,11 @@
 #include "base/text.h"
 #include "lib/golden_json.h"
 #include "lib/test_util.h"
+#include "lib/tok_rig.h"
 #include "lib/vocab_gguf.h"
-#include "tok/tok.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SPACE       "\xe2\x96\x81"
 #define REPLACEMENT "\xef\xbf\xbd"
@@ -119,13 +118,10 @@ static void check_stream(const struct tok *t, const int32_t *id, size_t n, bool 
 static void check_greedy(const char *gguf_path, const char *json_path)
 {
     struct golden_json g;
-    struct gguf *file = NULL;
-    struct tok *t = NULL;
-    struct err e = {0};
-    if (golden_json_open(json_path, &g, &e) != OK || gguf_open(gguf_path, &file, &e) != OK ||
-        tok_new(file, NULL, &t, &e) != OK)
+    struct err e;
+    if (golden_json_open(json_path, &g, &e) != OK)
         fail_msg("%s", e.msg);
-    gguf_close(file);
+    struct tok *t = tok_rig_open(gguf_path);
     assert_true(g.n_cases > 0);
     for (size_t c = 0; c < g.n_cases; c++) {
         const struct golden_ids *ids = &g.cases[c].greedy;
@@ -150,46 +146,16 @@ static void committed_models(void **state)
 {
     (void)state;
     static const char *const stems[] = {"llama-spm-f32", "llama-tied-f32", "llama-k256-q4_k_m"};
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof stems / sizeof *stems; i++) {
-        char name[128], gguf_path[PATH_MAX], json_path[PATH_MAX];
-        snprintf(name, sizeof name, "%s.gguf", stems[i]);
-        test_data(name, gguf_path);
-        snprintf(name, sizeof name, "golden/%s.json", stems[i]);
-        test_data(name, json_path);
-        if (access(gguf_path, R_OK) != 0 || access(json_path, R_OK) != 0)
-            continue;
-        check_greedy(gguf_path, json_path);
-        n++;
-    }
-    if (n == 0)
-        skip();
+    tok_rig_committed(stems, sizeof stems / sizeof *stems, check_greedy);
 }
 
-static void check_shared(const char *folder, const char *stem)
-{
-    char name[256], gguf_path[PATH_MAX], json_path[PATH_MAX];
-    snprintf(name, sizeof name, "%s/%s.gguf", folder, stem);
-    if (!test_have_shared(name))
-        skip();
-    test_shared(name, gguf_path);
-    snprintf(name, sizeof name, "%s/golden/%s.json", folder, stem);
-    check_greedy(gguf_path, test_shared(name, json_path));
-}
-
-#define SHARED_TEST(function, folder, stem)                                                                            \
-    static void function(void **state)                                                                                 \
-    {                                                                                                                  \
-        (void)state;                                                                                                   \
-        check_shared(folder, stem);                                                                                    \
-    }
-SHARED_TEST(fixture_llama_spm_f32, "fixtures", "llama-spm-f32")
-SHARED_TEST(fixture_llama_spm_q8_0, "fixtures", "llama-spm-q8_0")
-SHARED_TEST(fixture_llama_spm_q4_0, "fixtures", "llama-spm-q4_0")
-SHARED_TEST(fixture_gemma3, "fixtures", "gemma3-f32")
-SHARED_TEST(fixture_phi3, "fixtures", "phi3-f32")
-SHARED_TEST(stories_f32, "models", "stories260K-F32")
-SHARED_TEST(stories_q8_0, "models", "stories260K-Q8_0")
+TOK_RIG_SHARED(fixture_llama_spm_f32, "fixtures", "llama-spm-f32", check_greedy)
+TOK_RIG_SHARED(fixture_llama_spm_q8_0, "fixtures", "llama-spm-q8_0", check_greedy)
+TOK_RIG_SHARED(fixture_llama_spm_q4_0, "fixtures", "llama-spm-q4_0", check_greedy)
+TOK_RIG_SHARED(fixture_gemma3, "fixtures", "gemma3-f32", check_greedy)
+TOK_RIG_SHARED(fixture_phi3, "fixtures", "phi3-f32", check_greedy)
+TOK_RIG_SHARED(stories_f32, "models", "stories260K-F32", check_greedy)
+TOK_RIG_SHARED(stories_q8_0, "models", "stories260K-Q8_0", check_greedy)
 
 /* --- characters --- */
 
