@@ -27,6 +27,7 @@
 
 #define TICK_MS   100u
 #define ENDING_MS 2000u /* for a client to close after us */
+#define DISK_MS   2     /* between looks at what the disk has read */
 #define EVENTS    64
 
 void conn_mark_dirty(struct http_conn *c)
@@ -55,7 +56,7 @@ static void arm(struct http_conn *c)
 {
     if (!c->wsi)
         return;
-    const bool more = c->state == CONN_BUSY && reply_has_more(c->r);
+    const bool more = c->state == CONN_BUSY && reply_has_more(c->r) && !c->r->disk_since_ns;
     uint32_t want = more || lws_partial_buffered(c->wsi) ? EPOLLOUT : 0;
     if (waits_for_head(c))
         want |= EPOLLIN | EPOLLRDHUP | EPOLLET; /* what has come stays in the socket until the head is whole */
@@ -243,10 +244,16 @@ static void tend(struct http_conn *c)
                 next_request(c);
         }
     }
-    if (c->cut || !c->wsi)
+    if (c->cut || !c->wsi) {
         finish(c);
-    else
-        arm(c);
+        return;
+    }
+    arm(c);
+    if (c->state == CONN_BUSY && c->r->disk_since_ns && !c->dirty) {
+        c->dirty = true;
+        c->next_dirty = c->s->resting;
+        c->s->resting = c;
+    }
 }
 
 static void throw_away(struct http_conn *c)
@@ -426,6 +433,8 @@ static void tend_all(struct http_server *s)
         c->dirty = false;
         tend(c);
     }
+    s->dirty = s->resting;
+    s->resting = NULL;
 }
 
 static void free_dead(struct http_server *s)
@@ -452,7 +461,8 @@ static void tick(struct http_server *s)
 static void wait_and_handle(struct http_server *s, uint64_t tick_ns)
 {
     struct epoll_event ev[EVENTS];
-    const int n = epoll_wait(s->epoll_fd, ev, EVENTS, clock_left_ms(tick_ns));
+    const int left_ms = clock_left_ms(tick_ns);
+    const int n = epoll_wait(s->epoll_fd, ev, EVENTS, s->dirty && left_ms > DISK_MS ? DISK_MS : left_ms);
     for (int i = 0; i < n; i++) {
         if (ev[i].data.ptr == &s->listen_fd) {
             accept_some(s);

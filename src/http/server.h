@@ -97,8 +97,8 @@ struct http_source {
     uint64_t length; /* of the body */
     void *ctx;
     bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
-    /* Where the bytes from offset on lie in a file, as far as they do: they go into the socket without being copied. It
-     * is asked before each piece; false, or NULL: read is asked. */
+    /* Where the bytes from offset on lie in a file, as far as they do: they go into the socket without being copied, once
+     * the disk has read them; others are served meanwhile. It is asked before each piece; false, or NULL: read is asked. */
     bool (*place)(void *ctx, uint64_t offset, struct http_place *out);
     void (*sent)(void *ctx, size_t len); /* so much more has gone into the socket; may be NULL */
 };

@@ -46,6 +46,8 @@ struct http_request {
     uint64_t source_pos;       /* read so far */
     uint8_t *piece;            /* [HTTP_PIECE_BYTES], of which [piece_pos, piece_len) waits */
     size_t piece_pos, piece_len;
+    uint64_t ahead_pos;     /* of source: up to which the disk was told to read */
+    uint64_t disk_since_ns; /* the next bytes are on their way from the disk; 0: they are not */
 };
 
 struct http_conn {
@@ -80,7 +82,9 @@ struct http_server {
     bool accept_paused; /* out of descriptors: again at the next tick */
     uint32_t n_conns;
     struct http_conn *conns, *dirty, *dead;
-    uint8_t *head; /* [max_head + 1] what a connection has in its socket */
+    struct http_conn *resting; /* those that wait for the disk: the dirty ones of the next turn */
+    bool disk_blind;           /* the file system does not tell what is in memory */
+    uint8_t *head;             /* [max_head + 1] what a connection has in its socket */
     uint64_t date_s;
     char date[40];
     uint8_t scratch[LWS_PRE + SERVER_IO_BYTES];

@@ -8,16 +8,20 @@
 #include "http/server_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #define PIECES_A_TURN 4
-#define PLACED_BYTES  ((size_t)1 << 20) /* of a file, at once */
+#define PLACED_BYTES  ((size_t)256 << 10) /* of a file, at once */
+#define AHEAD_BYTES   ((uint64_t)2 << 20) /* of it, which the disk reads before they are sent */
+#define DISK_NS       CLOCK_NS_PER_S      /* to wait for bytes from the disk until they are asked for in earnest */
 
 static const struct {
     unsigned status;
@@ -288,15 +292,60 @@ static enum sending sent(struct http_conn *c, ssize_t n)
     return SENDING_ON;
 }
 
+/* Would reading this byte not wait for the disk? Where the file system cannot say, it counts as being in memory. */
+static bool in_memory(int fd, uint64_t at)
+{
+    uint8_t byte;
+    const struct iovec to = {.iov_base = &byte, .iov_len = 1};
+    return preadv2(fd, &to, 1, (off_t)at, RWF_NOWAIT) >= 0 || errno != EAGAIN;
+}
+
+static void read_ahead(struct http_request *r, const struct http_place *p, uint64_t left)
+{
+    uint64_t n = left < AHEAD_BYTES ? left : AHEAD_BYTES;
+    n = p->len < n ? p->len : n;
+    posix_fadvise(p->fd, (off_t)p->at, (off_t)n, POSIX_FADV_WILLNEED); /* without waiting; may do less, or nothing */
+    r->ahead_pos = r->source_pos + n;
+}
+
+/* Are the next n bytes in memory? The disk is told to read them, and what comes after, while others are served; a
+ * sendfile that waits for the disk would make all wait. Looks at the ends of the n, since they are read in order. After
+ * DISK_NS it is true all the same: the disk is overloaded, or broken, which then shows, or never will say. */
+static bool disk_has_read(struct http_conn *c, const struct http_place *p, size_t n, uint64_t left)
+{
+    struct http_request *r = c->r;
+    if (c->s->disk_blind)
+        return true;
+    if (in_memory(p->fd, p->at) && in_memory(p->fd, p->at + n - 1)) {
+        r->disk_since_ns = 0;
+        if (r->source_pos + n + AHEAD_BYTES / 2 > r->ahead_pos && r->ahead_pos < r->source.length)
+            read_ahead(r, p, left);
+        return true;
+    }
+    const uint64_t now = clock_now_ns();
+    read_ahead(r, p, left);
+    if (r->disk_since_ns && now - r->disk_since_ns >= DISK_NS)
+        return true;
+    r->disk_since_ns = r->disk_since_ns ? r->disk_since_ns : now;
+    c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms); /* it is not the client that is slow */
+    return false;
+}
+
 static enum sending send_place(struct http_conn *c, const struct http_place *p)
 {
     struct http_request *r = c->r;
     const uint64_t left = r->source.length - r->source_pos;
     size_t most = left < PLACED_BYTES ? (size_t)left : PLACED_BYTES;
     most = p->len < most ? (size_t)p->len : most;
+    if (!disk_has_read(c, p, most, left))
+        return SENDING_LATER;
     off_t at = (off_t)p->at;
     const ssize_t n = sendfile(c->fd, p->fd, &at, most); /* SIGPIPE is blocked in our threads */
     r->source_pos += n > 0 ? (uint64_t)n : 0;
+    if (n > 0 && r->disk_since_ns) { /* waited in vain; if it still is not there the file system says no truth */
+        r->disk_since_ns = 0;
+        c->s->disk_blind = !in_memory(p->fd, p->at);
+    }
     return sent(c, n);
 }
 

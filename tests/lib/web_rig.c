@@ -45,6 +45,13 @@ static bool break_off(void *ctx, uint64_t offset, void *data, size_t len)
     return len == HTTP_PIECE_BYTES && make(ctx, offset, data, len);
 }
 
+static bool place(void *ctx, uint64_t offset, struct http_place *out)
+{
+    const struct web *a = ctx;
+    *out = (struct http_place){.fd = a->file_fd, .at = offset, .len = UINT64_MAX - offset};
+    return true;
+}
+
 static void on_request(void *ctx, struct http_request *r)
 {
     struct web *a = ctx;
@@ -77,6 +84,10 @@ static void on_request(void *ctx, struct http_request *r)
                                            .ctx = a,
                                            .read = path[1] == 'm' ? make : break_off};
         http_send(r, &part, &source);
+    } else if (!strncmp(path, "/file/", 6)) {
+        const struct http_source source = {
+            .length = strtoull(path + 6, NULL, 10), .ctx = a, .read = break_off, .place = place};
+        http_send(r, &ok, &source);
     } else if (!strcmp(path, "/stream") || !strcmp(path, "/flood")) {
         a->stream = r;
         a->flood = path[1] == 'f';
@@ -138,7 +149,7 @@ static void on_wake(void *ctx)
 
 void web_start(struct web *a, struct http_config config)
 {
-    *a = (struct web){0};
+    *a = (struct web){.file_fd = -1};
     pthread_mutex_init(&a->lock, NULL);
     thread_cond_init(&a->changed);
     memset(web_big, 'x', sizeof web_big);

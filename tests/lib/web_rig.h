@@ -16,7 +16,8 @@
 
 /* What is served: /hello, /echo (the body), /head (a header back), /query (the query back), /stream (parts that the
  * test hands in), /never, /flood (as much as goes), /big (3 MiB at once), /huge (24 MiB, more than socket buffers
- * take), /made/N (N bytes made while they are sent, web_made), /broken/N (the same, but the last piece fails). */
+ * take), /made/N (N bytes made while they are sent, web_made), /broken/N (the same, but the last piece fails), /file/N
+ * (the first N bytes of file_fd). */
 struct web {
     struct http_server *server;
     pthread_mutex_t lock;
@@ -28,6 +29,7 @@ struct web {
     struct http_request *stream; /* loop only */
     char part[256];
     bool end, flood;
+    int file_fd; /* the test's; set before it is asked for */
 };
 
 extern char web_big[3u << 20]; /* what /big is answered with */

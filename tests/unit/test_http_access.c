@@ -162,7 +162,7 @@ int main(void)
         cmocka_unit_test(test_a_log_that_cannot_be_written),
         cmocka_unit_test(test_a_log_that_nobody_reads),
     };
-    alarm(110);
+    alarm(280);
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests_name("access log", tests, NULL, NULL);
 }

@@ -179,7 +179,7 @@ int main(void)
         cmocka_unit_test(test_a_line_for_each_request),
         cmocka_unit_test(test_a_log_that_cannot_be_written),
     };
-    alarm(110);
+    alarm(280);
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests_name("the origin's log", tests, set_up, tear_down);
 }
