@@ -222,7 +222,8 @@ static void start_rank(struct ring *r, const struct gguf *g, uint32_t i, int fd)
                             .rank = i,
                             .secret = &r->key[i],
                             .listen_fd = fd,
-                            .max_steps = MAX_RANKS, /* whatever the number of ranks: prompts are cut alike */
+                            .link = {.death_ms = WAIT_MS}, /* no machine stands still so long */
+                            .max_steps = MAX_RANKS,        /* whatever the number of ranks: prompts are cut alike */
                             .stage = {.ctx = r->stage[i],
                                       .step = i + 1 == m->n_ranks ? run_last_step : run_step,
                                       .sampling = set_sampling,
@@ -413,6 +414,23 @@ static void must_be_equal(const struct record *a, const struct record *b, uint32
     assert_memory_equal(a->ids, b->ids, a->n * sizeof *a->ids);
 }
 
+/* All cases around a ring of n ranks, n_max tokens each. The first run of a record is the one that the others have to
+ * equal, to the bit. */
+static void run_and_compare(struct record *whole, const struct subject *s, const struct index *digests,
+                            const uint32_t *cuts, uint32_t n, uint32_t n_batch, uint32_t n_max, const char *what)
+{
+    struct record rec = {0};
+    struct ring *r = ring_of(s->g, digests, cuts, n, 1, n_batch);
+    record_run(r, s, n_max, &rec);
+    ring_free(r);
+    if (!whole->logits) {
+        *whole = rec;
+        return;
+    }
+    must_be_equal(whole, &rec, s->h.n_vocab, what);
+    free(rec.logits);
+}
+
 /* --- tests --------------------------------------------------------------------------------------- */
 
 static void even_cuts(uint32_t n_block, uint32_t n, uint32_t *cuts)
@@ -435,17 +453,8 @@ static void test_sizes(void **state)
             uint32_t cuts[MAX_RANKS + 1];
             char what[96];
             even_cuts(s.h.n_block, sizes[k], cuts);
-            struct record rec = {0};
-            struct ring *r = ring_up(s.g, cuts, sizes[k], 1, batches[b]);
-            record_run(r, &s, MAX_OUT, &rec);
-            ring_free(r);
             snprintf(what, sizeof what, "%s, %u ranks, steps of %u", s.m->file, sizes[k], batches[b]);
-            if (k == 0) {
-                whole = rec;
-                continue;
-            }
-            must_be_equal(&whole, &rec, s.h.n_vocab, what);
-            free(rec.logits);
+            run_and_compare(&whole, &s, NULL, cuts, sizes[k], batches[b], MAX_OUT, what);
         }
         free(whole.logits);
     }
@@ -539,34 +548,20 @@ static void test_every_cut(void **state)
     for (uint32_t mask = 0; mask < 1u << (s.h.n_block - 1); mask += s.m->golden ? 1 : 9) {
         uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(mask, s.h.n_block, cuts);
         char what[64];
-        struct record rec = {0};
-        struct ring *r = ring_up(s.g, cuts, n, 1, 64);
-        record_run(r, &s, 12, &rec);
-        ring_free(r);
         snprintf(what, sizeof what, "%s, cut %x", s.m->file, mask);
-        if (mask == 0) {
-            whole = rec;
-            continue;
-        }
-        must_be_equal(&whole, &rec, s.h.n_vocab, what);
-        free(rec.logits);
+        run_and_compare(&whole, &s, NULL, cuts, n, 64, 12, what);
     }
     free(whole.logits);
     subject_close(&s);
 }
 
-static void must_be_equal_in_stage_files(const struct subject *s, const struct index *x, uint32_t mask,
-                                         const struct record *whole)
+/* Each rank has a stage file; digests NULL: the model. */
+static void run_stage_files(struct record *whole, const struct subject *s, const struct index *digests, uint32_t mask)
 {
     uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(mask, s->h.n_block, cuts);
     char what[64];
-    struct record rec = {0};
-    struct ring *r = ring_of(s->g, x, cuts, n, 1, 64);
-    record_run(r, s, 8, &rec);
-    ring_free(r);
     snprintf(what, sizeof what, "stage files of %s, cut %x", s->m->file, mask);
-    must_be_equal(whole, &rec, s->h.n_vocab, what);
-    free(rec.logits);
+    run_and_compare(whole, s, digests, cuts, n, 64, 8, what);
 }
 
 /* The same with a stage file for each rank: every window, with what is before and behind it, and a rank for each block.
@@ -582,18 +577,15 @@ static void test_stage_files(void **state)
     assert_true(n_block > 0 && n_block <= MAX_RANKS);
     assert_int_equal(index_compute(s.g, NULL, NULL, &x, &e), OK);
     struct record whole = {0};
-    uint32_t cuts[MAX_RANKS + 1], n = cut_by_mask(0, n_block, cuts);
-    struct ring *r = ring_up(s.g, cuts, n, 1, 64);
-    record_run(r, &s, 8, &whole);
-    ring_free(r);
+    run_stage_files(&whole, &s, NULL, 0);
     uint32_t all = 0;
     for (uint32_t i = 1; i < n_block; i++)
         all |= 1u << (i - 1);
     for (uint32_t first = 0; first < n_block; first++)
         for (uint32_t end = first + 1; end <= n_block; end++)
-            must_be_equal_in_stage_files(
-                &s, &x, (first > 0 ? 1u << (first - 1) : 0) | (end < n_block ? 1u << (end - 1) : 0), &whole);
-    must_be_equal_in_stage_files(&s, &x, all, &whole);
+            run_stage_files(&whole, &s, &x,
+                            (first > 0 ? 1u << (first - 1) : 0) | (end < n_block ? 1u << (end - 1) : 0));
+    run_stage_files(&whole, &s, &x, all);
     free(whole.logits);
     index_fini(&x);
     subject_close(&s);
@@ -609,7 +601,7 @@ int main(int argc, char **argv)
         return 1;
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    alarm(580);
+    alarm(1150);
     log_set_level(LOG_ERROR);
     for (size_t i = 0; i < N_MODELS; i++) {
         void *m = (void *)(uintptr_t)&models[i];

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "lib/test_util.h"
 #include "lib/tok_rig.h"
@@ -541,6 +542,34 @@ static void long_texts_are_not_quadratic(void **state)
     tok_free(toks[1]);
 }
 
+/* Nested special tokens, hundreds of which fit each place, in front of a longer one that takes what most of them need:
+ * to try them one by one would take minutes. */
+static void nested_special_tokens_are_not_tried_one_by_one(void **state)
+{
+    (void)state;
+    enum { n_nested = 700, half = 512, n_units = 100, unit = 3 * half };
+    static struct piece p[4 + n_nested] = {{"<unk>", 0, 2}, {"<s>", 0, 3}, {"</s>", 0, 3}};
+    static char run[n_nested + 1], last[2 * half + 1], text[n_units * unit];
+    memset(run, 'a', n_nested);
+    for (size_t k = 1; k <= n_nested; k++)
+        p[2 + k] = (struct piece){run + n_nested - k, 0, 4};
+    memset(last, 'a', half);
+    memset(last + half, 'b', half);
+    p[3 + n_nested] = (struct piece){last, 0, 4};
+    struct tok *t = make(RECIPE(p, .no_space_prefix = true));
+    int32_t want[2 * n_units];
+    for (size_t i = 0; i < n_units; i++) {
+        memset(text + i * unit, 'a', half);
+        memcpy(text + i * unit + half, last, (size_t)2 * half);
+        want[2 * i] = 2 + half;
+        want[2 * i + 1] = 3 + n_nested;
+    }
+    uint64_t deadline = clock_deadline_ms(60000);
+    tok_rig_check(t, text, sizeof text, 0, want, (size_t)2 * n_units);
+    assert_true(clock_left_ms(deadline) > 0);
+    tok_free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -570,6 +599,7 @@ int main(void)
         cmocka_unit_test(defaults_outside_a_tiny_vocabulary_are_none),
         cmocka_unit_test(without_types_the_special_ids_are_special),
         cmocka_unit_test(long_texts_are_not_quadratic),
+        cmocka_unit_test(nested_special_tokens_are_not_tried_one_by_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
