@@ -181,14 +181,14 @@ enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e)
     return OK;
 }
 
-/* Where everybody may create a folder of this name, somebody else may have been first. */
-static enum err_code own_folder(const char *path, struct err *e)
+enum err_code io_own_folder(const char *path, struct err *e)
 {
     struct stat st;
     if (lstat(path, &st) != 0)
-        return err_set_os(e, ERR_IO, errno, "cannot look at the cache folder %s", path);
+        return err_set_os(e, ERR_IO, errno, "cannot look at the folder %s", path);
     if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)))
-        return err_set(e, ERR_AUTH, "others can write into the cache folder %s: remove it, or set KVASIR_HOME", path);
+        return err_set(e, ERR_AUTH, "%s is not a folder that only you can write into: remove it, or set KVASIR_HOME",
+                       path);
     return OK;
 }
 
@@ -210,7 +210,7 @@ enum err_code io_cache_dir(char out[PATH_MAX], struct err *e)
     if (n >= PATH_MAX)
         return err_set(e, ERR_ARG, "the path of the cache folder is too long");
     enum err_code rc = io_mkdirs(out, 0700, e);
-    return rc == OK && shared ? own_folder(out, e) : rc;
+    return rc == OK && shared ? io_own_folder(out, e) : rc;
 }
 
 /* --- mappings --- */

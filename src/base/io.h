@@ -44,8 +44,12 @@ enum err_code io_pread_full(int fd, void *data, size_t len, uint64_t offset, str
 /* mkdir -p. ERR_IO, also where something else than a folder is in the way. */
 enum err_code io_mkdirs(const char *path, unsigned mode, struct err *e) KV_MUST_USE;
 
+/* For a name that somebody else may have been first to take: ERR_AUTH unless it is a folder of this user's that nobody
+ * else can write into. ERR_IO. */
+enum err_code io_own_folder(const char *path, struct err *e) KV_MUST_USE;
+
 /* Kvasir's cache folder ($KVASIR_HOME, $XDG_CACHE_HOME/kvasir, $HOME/.cache/kvasir), created; works without HOME: then
- * /var/tmp/kvasir-UID, ERR_AUTH where that is not ours alone. */
+ * /var/tmp/kvasir-UID, which must be ours alone (io_own_folder). */
 enum err_code io_cache_dir(char out[PATH_MAX], struct err *e) KV_MUST_USE;
 
 /* A read-only private mapping of [offset, offset + len) of a file; data points at `offset` itself. */

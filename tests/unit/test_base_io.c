@@ -376,6 +376,32 @@ static void folders_are_made_with_their_parents(void **state)
     unlink(file);
 }
 
+static void a_folder_that_others_can_write_is_not_ours(void **state)
+{
+    (void)state;
+    static const struct {
+        mode_t mode;
+        enum err_code want;
+    } cases[] = {{0700, OK}, {0755, OK}, {0770, ERR_AUTH}, {0707, ERR_AUTH}, {01777, ERR_AUTH}};
+    char path[PATH_MAX], link[PATH_MAX];
+    struct err e;
+    in_dir("mine", path);
+    assert_int_equal(io_own_folder(path, &e), ERR_IO); /* not there */
+    assert_int_equal(mkdir(path, 0700), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(chmod(path, cases[i].mode), 0);
+        assert_int_equal(io_own_folder(path, &e), cases[i].want);
+    }
+    assert_non_null(strstr(e.msg, path));
+    assert_int_equal(chmod(path, 0700), 0);
+    assert_int_equal(symlink(path, in_dir("link", link)), 0); /* may lead elsewhere tomorrow */
+    assert_int_equal(io_own_folder(link, &e), ERR_AUTH);
+    unlink(link);
+    if (chown(path, 1, 1) == 0 && geteuid() != 1) /* only root may */
+        assert_int_equal(io_own_folder(path, &e), ERR_AUTH);
+    rmdir(path);
+}
+
 static void the_cache_folder_follows_the_environment(void **state)
 {
     (void)state;
@@ -402,12 +428,6 @@ static void the_cache_folder_follows_the_environment(void **state)
     unsetenv("HOME");
     assert_int_equal(io_cache_dir(got, &e), OK);
     assert_non_null(strstr(got, "/var/tmp/kvasir-"));
-    assert_int_equal(chmod(got, 0777), 0); /* what lies there is believed: it must be the user's own */
-    enum err_code open_to_all = io_cache_dir(want, &e);
-    assert_int_equal(chmod(got, 0700), 0);
-    assert_int_equal(open_to_all, ERR_AUTH);
-    assert_non_null(strstr(e.msg, got));
-    assert_int_equal(io_cache_dir(got, &e), OK);
 }
 
 static void resident_memory_grows_with_use(void **state)
@@ -443,6 +463,7 @@ int main(void)
         cmocka_unit_test(mappings_begin_anywhere),
         cmocka_unit_test(impossible_mappings_are_refused),
         cmocka_unit_test(folders_are_made_with_their_parents),
+        cmocka_unit_test(a_folder_that_others_can_write_is_not_ours),
         cmocka_unit_test(the_cache_folder_follows_the_environment),
         cmocka_unit_test(resident_memory_grows_with_use),
     };

@@ -582,7 +582,7 @@ static void many_keys_do_not_make_an_array_slow(void **state)
     assert_false(gguf_has(g, "tokenizer.ggml.token."));
     gguf_close(g);
     print_message("%u texts behind %u keys: %.0f ms\n", n_texts, n_keys, ms);
-    assert_true(ms < 5000); /* going through the keys takes ten times that, and more */
+    assert_true(ms < 20000); /* going through the keys takes minutes */
 }
 
 int main(void)
