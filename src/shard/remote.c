@@ -16,14 +16,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CONNECT_MS      5000u
-#define IDLE_MS         30000u
-#define N_RETRIES       4u
-#define FIRST_BYTES     (64u << 10) /* of a file, asked for at first */
-#define SMALL_STEPS     3u          /* so many requests go on in small steps */
-#define LARGE_STEPS     6u          /* from that request on it goes on in large ones */
-#define MAX_URL         4096u
-#define MAX_INDEX_BYTES (64u << 20)
+#define CONNECT_MS       5000u
+#define IDLE_MS          30000u
+#define N_RETRIES        4u
+#define FIRST_BYTES      (4u << 10)  /* of a file, asked for at first: no header worth the name is smaller */
+#define SMALL_STEPS      3u          /* so many requests go on in small steps */
+#define LARGE_STEPS      6u          /* from that request on it goes on in large ones */
+#define MAX_HEAD_BYTES   (64u << 20) /* an index that says a header is longer is not believed */
+#define MAX_URL          4096u
+#define CHUNK_BYTES      (512u << 10) /* of a body, handed over at once */
+#define WINDOW_BYTES     (2u << 20)   /* on the way: what a killed pull loses of each connection */
+#define ALL_CHUNK_BYTES  (8u << 20)   /* of all readers */
+#define ALL_WINDOW_BYTES (24u << 20)
+#define WHERE_SIZE       256 /* of the place of an index, for messages */
 
 /* --- places --- */
 
@@ -103,9 +108,11 @@ static enum err_code add_origin(struct remote *r, const char *url, struct err *e
 static enum err_code add_files(struct remote *r, struct err *e)
 {
     r->files = calloc(r->n_files, sizeof *r->files);
-    for (uint32_t i = 0; r->files && i < r->n_files; i++)
+    for (uint32_t i = 0; r->files && i < r->n_files; i++) {
+        r->files[i].head_need = FIRST_BYTES;
         if (!(r->files[i].name = name_of(r->origins[0].places[i].url)))
             return err_set(e, ERR_NOMEM, "out of memory");
+    }
     return r->files ? OK : err_set(e, ERR_NOMEM, "out of memory");
 }
 
@@ -163,7 +170,8 @@ enum err_code remote_read(struct remote_reader *x, uint32_t file, uint64_t offse
     if (!f || offset > f->size || len > f->size - offset)
         return err_set(e, ERR_ARG, "bytes are asked for that are not in the file");
     struct remote_want w = {.file = file, .at = offset, .end = offset + len, .put = put, .ctx = ctx, .origin = origin};
-    if (offset < f->head.len && len > 0 && !atomic_load(&r->origins[f->head_origin].distrusted)) {
+    const bool of_one = (f->head_from & (f->head_from - 1)) == 0; /* else nobody could be blamed for them */
+    if (offset < f->head.len && len > 0 && of_one && !atomic_load(&r->origins[f->head_origin].distrusted)) {
         const uint64_t left = f->head.len - offset, n = left < len ? left : len; /* came with the header */
         *origin = f->head_origin;
         if (!put(ctx, f->head.data + offset, (size_t)n))
@@ -184,43 +192,65 @@ bool remote_distrust(struct remote *r, uint32_t origin)
 
 static bool put_head(void *ctx, const void *data, size_t len)
 {
-    struct buf *head = ctx;
-    buf_put(head, data, len);
-    return !head->failed;
+    struct remote_file *f = ctx;
+    f->head_from |= 1u << f->head_origin;
+    buf_put(&f->head, data, len);
+    return !f->head.failed;
 }
 
 /* Where to stop the next time. need is at least twice what is here, which is much when little is missing: at first the
  * steps are smaller, as what is got in vain counts; at last larger, as requests do. */
-static uint64_t next_end(uint64_t len, uint64_t need, uint32_t n_steps, uint64_t size)
+static uint64_t next_end(const struct remote_file *f)
 {
-    uint64_t end = need;
-    if (need <= 2 * len && n_steps <= SMALL_STEPS)
-        end = len + len / 2;
-    else if (n_steps >= LARGE_STEPS && end < 8 * len)
-        end = 8 * len;
-    return end < size ? end : size;
+    uint64_t end = f->head_need;
+    if (end <= 2 * f->head.len && f->n_steps <= SMALL_STEPS)
+        end = f->head.len + f->head.len / 2;
+    else if (f->n_steps >= LARGE_STEPS && end < 4 * f->head.len)
+        end = 4 * f->head.len;
+    return end < f->size ? end : f->size;
+}
+
+/* The header's bytes up to `end`, and whether that is all of it. */
+static enum err_code head_step(struct remote_reader *x, uint32_t file, uint64_t end, struct err *e)
+{
+    struct remote_file *f = &x->r->files[file];
+    struct remote_want w = {
+        .file = file, .at = f->head.len, .end = end, .put = put_head, .ctx = f, .origin = &f->head_origin};
+    enum err_code rc = ask_some(x, &w, e);
+    if (f->head.failed)
+        return err_set(e, ERR_NOMEM, "out of memory for the header of %s", f->name);
+    if (rc != OK)
+        return rc;
+    f->n_steps++;
+    rc = gguf_head_need(f->head.data, f->head.len, f->size, &f->head_need, e);
+    return rc == OK ? OK : err_prefix(e, "%s at %s", f->name, x->r->origins[f->head_origin].host);
+}
+
+/* How long the file's header is by the index, when there is one: up to its first tensor. Only a hint: the index may be
+ * of another model. 0: not known. */
+static uint64_t head_by_index(const struct remote *r, uint32_t file)
+{
+    const struct index_file *x = &r->index_file;
+    if (!r->has_index_file || x->n_files != r->n_files)
+        return 0;
+    uint64_t first = x->files[file].size;
+    for (size_t i = 0; i < x->n_tensors; i++)
+        if (x->tensors[i].file == file && x->tensors[i].offset < first)
+            first = x->tensors[i].offset;
+    return first <= MAX_HEAD_BYTES ? first : 0;
 }
 
 static enum err_code fetch_head(struct remote_reader *x, uint32_t file, struct err *e)
 {
-    struct remote_file *f = &x->r->files[file];
-    uint64_t end = FIRST_BYTES, need = 1;
+    const struct remote_file *f = &x->r->files[file];
+    const uint64_t by_index = head_by_index(x->r, file);
     enum err_code rc = OK;
-    for (uint32_t n_steps = 1; rc == OK; n_steps++) {
-        struct remote_want w = {
-            .file = file, .at = f->head.len, .end = end, .put = put_head, .ctx = &f->head, .origin = &f->head_origin};
-        rc = ask_some(x, &w, e);
-        if (f->head.failed)
-            return err_set(e, ERR_NOMEM, "out of memory for the header of %s", f->name);
-        if (rc == OK) {
-            rc = gguf_head_need(f->head.data, f->head.len, f->size, &need, e);
-            if (rc != OK)
-                err_prefix(e, "%s at %s", f->name, x->r->origins[f->head_origin].host);
-        }
-        if (rc != OK || need == 0)
-            break;
-        end = next_end(f->head.len, need, n_steps, f->size);
-    }
+    if (f->head_need > 0 && by_index > f->head.len)
+        rc = head_step(x, file, by_index, e);
+    else if (f->n_steps == 0)
+        rc = head_step(x, file, FIRST_BYTES, e);
+    while (rc == OK && f->head_need > 0)
+        rc = head_step(x, file, next_end(f), e);
     return rc;
 }
 
@@ -249,40 +279,44 @@ static bool looks_like_json(const struct buf *b)
     return i < b->len && b->data[i] == '{';
 }
 
-static enum err_code read_index(struct remote *r, const struct buf *json, const char *where, struct err *e)
+/* from: where it was found. */
+static enum err_code read_index(struct remote *r, const struct buf *json, const char *from, char where[WHERE_SIZE],
+                                struct err *e)
 {
+    snprintf(where, WHERE_SIZE, "%.*s", WHERE_SIZE - 1, from);
     enum err_code rc = index_read(json->data, json->len, &r->index_file, e);
-    if (rc == OK) {
-        rc = index_match(&r->index_file, r->g, &r->index, e);
-        if (rc != OK)
-            index_file_fini(&r->index_file);
-    }
-    if (rc != OK)
-        return err_prefix(e, "the index at %s", where);
-    r->has_index = true;
-    return OK;
+    r->has_index_file = rc == OK;
+    return rc == OK ? OK : err_prefix(e, "the index at %s", where);
 }
 
-static enum err_code named_index(struct remote_reader *x, const char *index, struct buf *json, struct err *e)
+static enum err_code match_index(struct remote *r, const char *where, struct err *e)
+{
+    enum err_code rc = index_match(&r->index_file, r->g, &r->index, e);
+    r->has_index = rc == OK;
+    return rc == OK ? OK : err_prefix(e, "the index at %s", where);
+}
+
+static enum err_code named_index(struct remote_reader *x, const char *index, struct buf *json, char where[WHERE_SIZE],
+                                 struct err *e)
 {
     struct remote *r = x->r;
     bool with_token = false;
-    char where[HTTP_HOST_SIZE];
+    char host[HTTP_HOST_SIZE];
     if (!strstr(index, "://")) {
-        enum err_code rc = io_read_file(index, MAX_INDEX_BYTES, json, e);
-        return rc == OK ? read_index(r, json, index, e) : rc;
+        enum err_code rc = io_read_file(index, INDEX_MAX_TEXT, json, e);
+        return rc == OK ? read_index(r, json, index, where, e) : rc;
     }
     for (uint32_t i = 0; i < r->n_origins; i++)
         with_token |= http_url_same_site(index, r->origins[i].places[0].url);
-    enum err_code rc = http_url_host(index, where, e);
+    enum err_code rc = http_url_host(index, host, e);
     if (rc == OK)
-        rc = remote_get(x, index, with_token, MAX_INDEX_BYTES, json, e);
-    return rc == OK ? read_index(r, json, where, e) : rc;
+        rc = remote_get(x, index, with_token, INDEX_MAX_TEXT, json, e);
+    return rc == OK ? read_index(r, json, host, where, e) : rc;
 }
 
 /* Beside the model, at the first origin that has one. OK without one when somebody says that there is none; an origin
  * that is about to have it (ERR_BUSY) is not passed over. */
-static enum err_code found_index(struct remote_reader *x, struct buf *json, struct err *e)
+static enum err_code found_index(struct remote_reader *x, struct buf *json, char where[WHERE_SIZE], struct err *e)
 {
     struct remote *r = x->r;
     struct err mine, bad = {.code = OK};
@@ -292,10 +326,10 @@ static enum err_code found_index(struct remote_reader *x, struct buf *json, stru
             continue;
         char *url = part_url(r->origins[i].places[0].url, 0, r->n_files, ".kvi");
         enum err_code rc =
-            url ? remote_get(x, url, true, MAX_INDEX_BYTES, json, &mine) : err_set(&mine, ERR_NOMEM, "out of memory");
+            url ? remote_get(x, url, true, INDEX_MAX_TEXT, json, &mine) : err_set(&mine, ERR_NOMEM, "out of memory");
         free(url);
         if (rc == OK && looks_like_json(json))
-            return read_index(r, json, r->origins[i].host, e);
+            return read_index(r, json, r->origins[i].host, where, e);
         nobody |= rc == OK || rc == ERR_NOT_FOUND; /* OK: a page that says so, as some servers have it */
         if (rc != OK && rc != ERR_NOT_FOUND && (bad.code == OK || rc == ERR_BUSY))
             bad = mine;
@@ -309,40 +343,63 @@ static enum err_code found_index(struct remote_reader *x, struct buf *json, stru
     return bad.code;
 }
 
-static enum err_code get_index(struct remote_reader *x, const char *index, struct err *e)
+/* The text of the index, if there is one. where: it was found there. */
+static enum err_code get_index(struct remote_reader *x, const char *index, char where[WHERE_SIZE], struct err *e)
 {
     struct buf json = {0};
-    enum err_code rc = index ? named_index(x, index, &json, e) : found_index(x, &json, e);
+    enum err_code rc = index ? named_index(x, index, &json, where, e) : found_index(x, &json, where, e);
     buf_free(&json);
     return rc;
 }
 
 /* --- opening --- */
 
+static void index_forget(struct remote *r)
+{
+    if (r->has_index)
+        index_fini(&r->index);
+    if (r->has_index_file)
+        index_file_fini(&r->index_file);
+    r->has_index = r->has_index_file = false;
+}
+
 /* Forgets what came from an origin that sent something else than the model. */
 static void forget(struct remote *r)
 {
     gguf_close(r->g);
     r->g = NULL;
+    index_forget(r);
     for (uint32_t i = 0; i < r->n_files; i++) {
-        buf_clear(&r->files[i].head);
-        r->files[i].size_known = false;
-        for (uint32_t k = 0; k < r->n_origins; k++)
-            r->origins[k].places[i].known = false;
+        struct remote_file *f = &r->files[i];
+        buf_clear(&f->head);
+        f->head_need = FIRST_BYTES;
+        f->n_steps = f->head_from = 0;
+        f->size_known = false;
+        for (uint32_t k = 0; k < r->n_origins; k++) {
+            struct remote_place *p = &r->origins[k].places[i];
+            p->known = p->strong = false;
+            p->stamp[0] = 0;
+        }
     }
 }
 
+/* The first bytes, which tell whether there is a model; its index, which tells how long its headers are; the headers.
+ * *from: who gave what was read last. */
 static enum err_code open_once(struct remote_reader *x, const char *index, uint32_t *from, struct err *e)
 {
     struct remote *r = x->r;
-    enum err_code rc = OK;
+    char where[WHERE_SIZE] = "";
+    enum err_code rc = head_step(x, 0, FIRST_BYTES, e);
+    *from = r->files[0].head_origin;
+    if (rc == OK && !r->no_index)
+        rc = get_index(x, index, where, e);
     for (uint32_t i = 0; i < r->n_files && rc == OK; i++) {
         rc = fetch_head(x, i, e);
         *from = r->files[i].head_origin;
     }
     if (rc == OK)
         rc = open_heads(r, e);
-    return rc == OK && !x->r->no_index ? get_index(x, index, e) : rc;
+    return rc == OK && r->has_index_file ? match_index(r, where, e) : rc;
 }
 
 static enum err_code open_all(struct remote *r, const char *index, struct err *e)
@@ -358,7 +415,8 @@ static enum err_code open_all(struct remote *r, const char *index, struct err *e
         const bool content = rc == ERR_FORMAT || rc == ERR_MISMATCH || rc == ERR_UNSUPPORTED || rc == ERR_LIMIT;
         if (rc != OK && e)
             *e = mine;
-        if (!content || !remote_distrust(r, from))
+        /* One that is blamed already gave nothing: all have been asked and refused it. */
+        if (!content || atomic_load(&r->origins[from].distrusted) || !remote_distrust(r, from))
             break;
         log_warn("pull", "%s; asking another origin", mine.msg);
         forget(r);
@@ -378,6 +436,7 @@ enum err_code remote_open(const struct remote_config *c, struct remote **out, st
     r->connect_ms = c->connect_ms ? c->connect_ms : CONNECT_MS;
     r->idle_ms = c->idle_ms ? c->idle_ms : IDLE_MS;
     r->n_retries = c->n_retries ? c->n_retries : N_RETRIES;
+    remote_share(r, 1);
     r->no_index = c->no_index;
     r->no_wait = c->no_wait;
     r->ctx = c->ctx;
@@ -420,10 +479,7 @@ void remote_close(struct remote *r)
     if (!r)
         return;
     gguf_close(r->g);
-    if (r->has_index) {
-        index_fini(&r->index);
-        index_file_fini(&r->index_file);
-    }
+    index_forget(r);
     files_free(r);
     if (r->bearer)
         explicit_bzero(r->bearer, strlen(r->bearer));
@@ -433,6 +489,17 @@ void remote_close(struct remote *r)
 }
 
 /* --- readers, and what is known --- */
+
+static uint32_t share(uint32_t all, uint32_t n, uint32_t most)
+{
+    return n > 0 && all / n < most ? all / n : most;
+}
+
+void remote_share(struct remote *r, uint32_t n_readers)
+{
+    r->chunk_bytes = share(ALL_CHUNK_BYTES, n_readers, CHUNK_BYTES);
+    r->window_bytes = share(ALL_WINDOW_BYTES, n_readers, WINDOW_BYTES);
+}
 
 enum err_code remote_reader_new(struct remote *r, struct remote_reader **out, struct err *e)
 {

@@ -44,6 +44,9 @@ const struct index_file *remote_index_file(const struct remote *r); /* the same 
 
 /* One reader for each thread: keeps its connection open. */
 struct remote_reader;
+/* So many will be at work at once (not said: few); before they begin. What each holds in memory and may have on its way
+ * is its share of 8 and 24 MiB, and no more than 512 KiB and 2 MiB. */
+void remote_share(struct remote *r, uint32_t n_readers);
 enum err_code remote_reader_new(struct remote *r, struct remote_reader **out, struct err *e) KV_MUST_USE;
 void remote_reader_free(struct remote_reader *x);
 /* What it reads ends at once, with ERR_CANCELLED, also what is read later. Any thread. */

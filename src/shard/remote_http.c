@@ -17,8 +17,6 @@
 #include <string.h>
 #include <time.h>
 
-#define CHUNK_BYTES      (512u << 10)
-#define WINDOW_BYTES     (2u << 20) /* what a killed pull loses of each connection */
 #define FLOOR_B_S        1024u
 #define FIRST_PAUSE_MS   250u
 #define MAX_PAUSE_MS     8000u
@@ -27,6 +25,7 @@
 #define MAX_TIMEOUTS     1u
 #define PROGRESS_BYTES   (256u << 10) /* whoever gave that much may fail as often again */
 #define MAX_INDEX_WAIT_S 900u
+#define MIN_PART_BYTES   (64u << 10) /* who sends less than was asked for at a time takes for ever */
 #define SLICE_MS         50
 
 /* One request and what became of it. */
@@ -36,8 +35,8 @@ struct attempt {
     struct remote_place *place;
     struct remote_want *w;
     char stamp[REMOTE_STAMP_SIZE]; /* what the place had when it was asked */
-    bool known, strong;
-    uint64_t end; /* of what the response promises */
+    bool strong;                   /* ... is a strong ETag */
+    uint64_t end;                  /* of what the response promises */
     uint64_t got;
     bool stopped;     /* put wants no more */
     enum err_code rc; /* why the response was refused */
@@ -126,8 +125,7 @@ static bool take_number(const char **text, char after, uint64_t *out)
     return true;
 }
 
-/* "bytes 0-499/1234" */
-static bool parse_range(const char *text, uint64_t *from, uint64_t *end, uint64_t *size)
+bool remote_range_parse(const char *text, uint64_t *from, uint64_t *end, uint64_t *size)
 {
     uint64_t last;
     if (!text || strncmp(text, "bytes ", 6) != 0)
@@ -149,61 +147,71 @@ static void stamp_of(const struct http_head *h, char out[REMOTE_STAMP_SIZE], boo
     text_clean(text, strlen(text), out, REMOTE_STAMP_SIZE);
 }
 
-static bool changed(struct attempt *a, const char *now)
+static bool changed(struct attempt *a, const char *was, const char *now)
 {
     return refuse(a, err_set(&a->err, ERR_MISMATCH, "%s changed at %s while it was read: it was %.60s, now it is %.60s",
-                             a->x->r->files[a->w->file].name, a->o->host, a->stamp[0] ? a->stamp : "without an ETag",
+                             a->x->r->files[a->w->file].name, a->o->host, was[0] ? was : "without an ETag",
                              now[0] ? now : "without an ETag"));
 }
 
-/* 206: exactly ours, or a beginning of it. */
-static bool range_fits(struct attempt *a, const struct http_head *h)
+/* 206: exactly ours, or a beginning of it, of a file as long as the others say. *size: how long. */
+static bool range_fits(struct attempt *a, const struct http_head *h, uint64_t *size)
 {
     struct remote_file *f = &a->x->r->files[a->w->file];
-    uint64_t from, end, size;
+    uint64_t from, end;
     const char *text = http_head_get(h, "content-range");
-    if (!parse_range(text, &from, &end, &size))
+    if (!remote_range_parse(text, &from, &end, size))
         return refuse(a, err_set(&a->err, ERR_PROTOCOL,
                                  "%s does not say which bytes of %s it sends and how many there are: content-range "
                                  "is '%.60s'",
                                  a->o->host, f->name, text ? text : ""));
     pthread_mutex_lock(&a->x->r->lock);
-    if (!f->size_known) {
-        f->size = size;
-        f->size_known = true;
-        a->w->end = a->w->end < size ? a->w->end : size;
-    }
-    const uint64_t known_size = f->size;
+    const uint64_t known_size = f->size_known ? f->size : *size;
     pthread_mutex_unlock(&a->x->r->lock);
-    if (size != known_size)
+    const uint64_t wanted = a->w->end < known_size ? a->w->end : known_size;
+    if (*size != known_size)
         return refuse(a, err_set(&a->err, ERR_MISMATCH, "%s at %s has %" PRIu64 " bytes; it should have %" PRIu64,
-                                 f->name, a->o->host, size, known_size));
-    if (from != a->w->at || end > a->w->end)
+                                 f->name, a->o->host, *size, known_size));
+    if (from != a->w->at || end > wanted)
         return refuse(a, err_set(&a->err, ERR_PROTOCOL,
                                  "%s sends bytes %" PRIu64 "-%" PRIu64 " of %s when asked for %" PRIu64 "-%" PRIu64,
-                                 a->o->host, from, end - 1, f->name, a->w->at, a->w->end - 1));
+                                 a->o->host, from, end - 1, f->name, a->w->at, wanted - 1));
+    if (end < wanted && end - from < MIN_PART_BYTES)
+        return refuse(a, err_set(&a->err, ERR_PROTOCOL,
+                                 "%s sends only %" PRIu64 " bytes of %s at a time when asked for %" PRIu64, a->o->host,
+                                 end - from, f->name, wanted - from));
     a->end = end;
     return true;
 }
 
-/* What the place is like, for the next requests. */
-static bool place_fits(struct attempt *a, const struct http_head *h)
+/* Is it the file of the responses before, by its stamp? The first that is believed says what the place is like, and how
+ * long the file is. */
+static bool place_fits(struct attempt *a, const struct http_head *h, uint64_t size)
 {
-    char stamp[REMOTE_STAMP_SIZE];
+    struct remote_file *f = &a->x->r->files[a->w->file];
+    char stamp[REMOTE_STAMP_SIZE], was[REMOTE_STAMP_SIZE] = "";
     bool strong;
     stamp_of(h, stamp, &strong);
-    if (a->known && strcmp(stamp, a->stamp) != 0)
-        return changed(a, stamp);
     const char *url = http_head_url(h);
     pthread_mutex_lock(&a->x->r->lock);
+    const bool same = !a->place->known || strcmp(stamp, a->place->stamp) == 0;
+    if (!same)
+        memcpy(was, a->place->stamp, sizeof was);
     if (!a->place->known) {
         a->place->known = true;
         a->place->strong = strong;
-        snprintf(a->place->stamp, sizeof a->place->stamp, "%s", stamp);
+        memcpy(a->place->stamp, stamp, sizeof stamp);
     }
-    if (!a->place->direct && !http_url_same_site(url, a->place->url))
+    if (same && !f->size_known) {
+        f->size = size;
+        f->size_known = true;
+    }
+    if (same && !a->place->direct && !http_url_same_site(url, a->place->url))
         a->place->direct = strdup(url);
     pthread_mutex_unlock(&a->x->r->lock);
+    if (!same)
+        return changed(a, was, stamp);
+    a->w->end = a->w->end < size ? a->w->end : size;
     return true;
 }
 
@@ -212,14 +220,15 @@ static bool on_head(void *ctx, const struct http_head *h)
     struct attempt *a = ctx;
     const unsigned status = http_head_status(h);
     char stamp[REMOTE_STAMP_SIZE];
+    uint64_t size;
     bool strong;
     if (status == 206)
-        return range_fits(a, h) && place_fits(a, h);
+        return range_fits(a, h, &size) && place_fits(a, h, size);
     if (status != 200)
         return status_refused(a, h);
     stamp_of(h, stamp, &strong);
-    if (a->known && a->stamp[0] && strcmp(stamp, a->stamp) != 0)
-        return changed(a, stamp);
+    if (a->stamp[0] && strcmp(stamp, a->stamp) != 0)
+        return changed(a, a->stamp, stamp);
     return refuse(a, err_set(&a->err, ERR_PROTOCOL,
                              "%s sends all of %s when asked for a part: a server with range requests is needed",
                              a->o->host, a->x->r->files[a->w->file].name));
@@ -267,12 +276,12 @@ static enum err_code request(struct attempt *a, const char *direct, struct err *
     const struct http_call call = {.url = direct ? direct : a->place->url,
                                    .bearer = direct ? NULL : r->bearer, /* `direct` is another site */
                                    .headers = headers,
-                                   .n_headers = a->known && a->strong ? 2 : 1,
+                                   .n_headers = a->strong ? 2 : 1,
                                    .connect_ms = r->connect_ms,
                                    .idle_ms = r->idle_ms,
                                    .floor_b_s = FLOOR_B_S,
-                                   .chunk_bytes = CHUNK_BYTES,
-                                   .window_bytes = WINDOW_BYTES,
+                                   .chunk_bytes = r->chunk_bytes,
+                                   .window_bytes = r->window_bytes,
                                    .follow = true,
                                    .plain = true,
                                    .ctx = a,
@@ -287,10 +296,9 @@ static enum err_code request(struct attempt *a, const char *direct, struct err *
             *e = a->err;
         return a->rc;
     }
-    if (rc == OK && a->w->at < a->end)
-        return err_set(e, ERR_IO, "%s sent fewer bytes than it said", a->o->host);
-    a->again = rc == ERR_IO || rc == ERR_TIMEOUT;
-    return rc;
+    const bool cut = rc == OK && a->w->at < a->end; /* it did not say how long the body is, and closed the connection */
+    a->again = cut || rc == ERR_IO || rc == ERR_TIMEOUT;
+    return cut ? err_set(e, ERR_IO, "%s sent fewer bytes than it said", a->o->host) : rc;
 }
 
 /* --- asking until it is done --- */
@@ -299,7 +307,6 @@ static void place_read(struct attempt *a, char **direct)
 {
     struct remote_place *p = a->place;
     pthread_mutex_lock(&a->x->r->lock);
-    a->known = p->known;
     a->strong = p->strong;
     memcpy(a->stamp, p->stamp, sizeof a->stamp);
     *direct = p->direct ? strdup(p->direct) : NULL;
@@ -339,17 +346,22 @@ enum err_code remote_ask(struct remote_reader *x, uint32_t origin, struct remote
 {
     struct remote_origin *o = &x->r->origins[origin];
     uint32_t n_failed = 0, n_timeouts = 0;
+    bool long_way = false; /* the short one has just failed */
     while (w->at < w->end) {
         struct attempt a = {.x = x, .o = o, .place = &o->places[w->file], .w = w};
         char *direct;
         uint64_t wait_ms = 0;
         place_read(&a, &direct);
+        if (long_way) {
+            free(direct);
+            direct = NULL;
+        }
         const enum err_code rc = request(&a, direct, e);
-        const bool was_direct = direct != NULL;
+        long_way = rc != OK && direct && a.got == 0 && !a.stopped && rc != ERR_CANCELLED;
         if (rc != OK && direct)
             direct_forget(&a, direct);
         free(direct);
-        if (rc == OK || (was_direct && a.got == 0 && !a.stopped && rc != ERR_CANCELLED))
+        if (rc == OK || long_way)
             continue;
         *down_ms = a.again ? DOWN_MS : UINT32_MAX;
         if (a.stopped || rc == ERR_CANCELLED || rc == ERR_NOMEM)

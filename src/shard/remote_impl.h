@@ -17,10 +17,10 @@
 /* A file at an origin. All but url under the remote's lock. */
 struct remote_place {
     char *url;
-    char *direct; /* where a redirect led last: asked first, as hubs count requests; NULL: not known */
-    bool known;   /* the origin has answered once: stamp is right */
-    bool strong;  /* the stamp is a strong ETag */
-    char stamp[REMOTE_STAMP_SIZE];
+    char *direct;                  /* where a redirect led last: asked first, as hubs count requests; NULL: not known */
+    bool known;                    /* the origin has answered once: stamp is right */
+    bool strong;                   /* the stamp is a strong ETag */
+    char stamp[REMOTE_STAMP_SIZE]; /* "" while not known, or when it has none */
 };
 
 struct remote_origin {
@@ -34,14 +34,18 @@ struct remote_file {
     char *name;
     uint64_t size; /* once size_known; under the lock until remote_open is done */
     bool size_known;
-    struct buf head;
-    uint32_t head_origin;
+    struct buf head;      /* its first bytes */
+    uint64_t head_need;   /* so many of them are needed, as far as is known; 0: all are here */
+    uint32_t n_steps;     /* in which they came */
+    uint32_t head_origin; /* who gave the last of them */
+    uint32_t head_from;   /* set of those who gave any */
 };
 
 struct remote {
     pthread_mutex_t lock;
     char *bearer;
     uint32_t connect_ms, idle_ms, n_retries;
+    uint32_t chunk_bytes, window_bytes; /* of a reader's connection */
     bool no_index, no_wait;
     void *ctx;
     bool (*cancelled)(void *ctx);
@@ -49,7 +53,7 @@ struct remote {
     struct remote_origin origins[REMOTE_MAX_ORIGINS];
     struct remote_file *files;
     struct gguf *g;
-    bool has_index;
+    bool has_index_file, has_index; /* index: the file is that of g */
     struct index_file index_file;
     struct index index;
     atomic_ullong n_requests, body_bytes;
@@ -64,6 +68,10 @@ struct remote_reader {
 };
 
 bool remote_reader_cancelled(void *reader);
+
+/* Content-Range as it must be, "bytes 0-499/1234": [from, end) of size, where from < end <= size. false: it is not;
+ * text may be NULL. */
+bool remote_range_parse(const char *text, uint64_t *from, uint64_t *end, uint64_t *size);
 
 /* The bytes [at, end) of a file; `at` moves on as they come. While the file's size is not known, end comes down to it
  * when it is less. */

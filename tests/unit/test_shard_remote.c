@@ -346,9 +346,9 @@ static void test_servers_that_are_refused(void **state)
     (void)state;
     expect_refused((struct bad_rule){.how = BAD_IGNORE_RANGE}, ERR_PROTOCOL, "range");
     expect_refused((struct bad_rule){.how = BAD_GZIP}, ERR_PROTOCOL, "content-encoding");
-    expect_refused((struct bad_rule){.how = BAD_RANGE, .n = 1}, ERR_PROTOCOL, "when asked for 0-65535");
+    expect_refused((struct bad_rule){.how = BAD_RANGE, .n = 1}, ERR_PROTOCOL, "when asked for 0-4095");
     expect_refused((struct bad_rule){.how = BAD_RANGE_STAR}, ERR_PROTOCOL, "how many there are");
-    expect_refused((struct bad_rule){.how = BAD_TOO_MUCH, .n = 10}, ERR_PROTOCOL, "when asked for 0-65535");
+    expect_refused((struct bad_rule){.how = BAD_TOO_MUCH, .n = 10}, ERR_PROTOCOL, "when asked for 0-4095");
     expect_refused((struct bad_rule){.how = BAD_STATUS, .n = 404}, ERR_NOT_FOUND, "m.gguf");
     expect_refused((struct bad_rule){.how = BAD_STATUS, .n = 403}, ERR_AUTH, "token");
     expect_refused((struct bad_rule){.how = BAD_STATUS, .n = 418}, ERR_PROTOCOL, "418");
