@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define N_CONNECTIONS 4u
+#define N_READERS     8u /* threads that look at what is there, at most */
 #define TELL_MS       250u
 #define N_SAMPLES     20u /* of the rate: five seconds */
 
@@ -198,6 +199,10 @@ static enum err_code plan(struct pull *p, struct err *e)
     p->order = calloc(p->s.n ? p->s.n : 1, sizeof *p->order);
     if (!p->pieces || !p->order)
         return err_set(e, ERR_NOMEM, "out of memory for %zu tensors", p->s.n);
+    if (!remote_index(p->r) && remote_origin_host(p->r, 1)[0])
+        log_warn("pull",
+                 "there is no index: of the origins only the lengths of their files are compared, and what comes "
+                 "may be of different models");
     for (size_t i = 0; i < p->s.n; i++)
         p->order[i] = i;
     qsort_r(p->order, p->s.n, sizeof *p->order, by_place, p->s.pieces);
@@ -255,15 +260,17 @@ static enum err_code fetch_all(struct pull *p, struct rates *rates, struct err *
     bool old = p->n_local > 0;
     for (size_t i = 0; i < p->s.n; i++)
         old |= p->pieces[i].landed > 0;
-    enum err_code rc = old ? run_workers(p, n, pull_take_old, rates, e) : OK;
+    enum err_code rc = old ? run_workers(p, n < N_READERS ? n : N_READERS, pull_take_old, rates, e) : OK;
+    remote_share(p->r, n);
     while (rc == OK) {
         rc = pull_make_jobs(p, e);
         if (rc != OK || p->n_jobs == 0)
             break;
-        rc = pull_hasher_start(&p->hasher, e);
+        const uint32_t n_workers = p->n_jobs < n ? (uint32_t)p->n_jobs : n;
+        rc = pull_hasher_start(&p->hasher, n_workers, e);
         if (rc != OK)
             break;
-        rc = run_workers(p, p->n_jobs < n ? (uint32_t)p->n_jobs : n, pull_fetch, rates, e);
+        rc = run_workers(p, n_workers, pull_fetch, rates, e);
         pull_hasher_stop(&p->hasher);
     }
     return rc;

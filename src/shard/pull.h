@@ -31,6 +31,7 @@ struct pull_request {
     uint32_t n_local;
     uint32_t n_connections; /* 0: 4 */
     uint64_t rate;          /* bytes per second at most; 0: no limit */
+    uint32_t stall_ms;      /* cache_pull: wait no longer for a process that does nothing; 0: 300000 */
     void *ctx;
     /* A few times a second, on the calling thread; false: stop (what has come stays for the next time). May be NULL. */
     bool (*progress)(void *ctx, const struct pull_progress *p);
@@ -46,7 +47,8 @@ struct pull_result {
 
 /* Errors: as remote_open and slice_plan; ERR_MISMATCH: another model, or every origin gave wrong bytes (names tensor
  * and origins); ERR_LIMIT: too little free space, said before anything is fetched (or no index though need_index);
- * ERR_IO: disk full, folder not writable; ERR_BUSY; ERR_CANCELLED. Blocking; starts and joins its own threads. */
+ * ERR_ARG: out is a folder or the like; ERR_IO: disk full, folder not writable; ERR_BUSY; ERR_CANCELLED. Blocking;
+ * starts and joins its own threads; memory below 64 MiB, whatever the sizes and the number of connections. */
 enum err_code pull_window(struct remote *r, const struct pull_request *q, struct pull_result *out,
                           struct err *e) KV_MUST_USE;
 

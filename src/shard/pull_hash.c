@@ -15,14 +15,17 @@
 
 /* --- the thread --- */
 
-/* Up to four lanes with something to do. *full: there will not be more soon. */
-static uint32_t gather(const struct pull_hasher *h, struct pull_lane *found[DIGEST4_LANES], bool *full)
+/* Up to four lanes with something to do. *full: there will not be more soon; *next: the one behind the last of them. */
+static uint32_t gather(const struct pull_hasher *h, struct pull_lane *found[DIGEST4_LANES], bool *full, uint32_t *next)
 {
     uint32_t n = 0, n_open = 0;
-    for (uint32_t i = 0; i < PULL_MAX_CONNECTIONS && n < DIGEST4_LANES; i++) {
+    for (uint32_t k = 0; k < PULL_MAX_CONNECTIONS && n < DIGEST4_LANES; k++) {
+        const uint32_t i = (h->turn + k) % PULL_MAX_CONNECTIONS;
         n_open += h->lanes[i] != NULL;
-        if (h->lanes[i] && h->lanes[i]->ready[h->lanes[i]->take])
+        if (h->lanes[i] && h->lanes[i]->ready[h->lanes[i]->take]) {
             found[n++] = h->lanes[i];
+            *next = i + 1;
+        }
     }
     *full = n == n_open || n == DIGEST4_LANES || h->n_flushing > 0;
     return n;
@@ -49,7 +52,8 @@ static void *hasher_main(void *arg)
     while (!h->end) {
         struct pull_lane *lanes[DIGEST4_LANES];
         bool full;
-        const uint32_t n = gather(h, lanes, &full);
+        uint32_t next = 0;
+        const uint32_t n = gather(h, lanes, &full, &next);
         if (n > 0 && until == 0)
             until = clock_now_ns() + GATHER_NS;
         if (n == 0 || (!full && clock_now_ns() < until)) {
@@ -57,6 +61,7 @@ static void *hasher_main(void *arg)
             continue;
         }
         until = 0;
+        h->turn = next;
         pthread_mutex_unlock(&h->lock);
         hash(lanes, n);
         pthread_mutex_lock(&h->lock);
@@ -70,9 +75,11 @@ static void *hasher_main(void *arg)
     return NULL;
 }
 
-enum err_code pull_hasher_start(struct pull_hasher *h, struct err *e)
+enum err_code pull_hasher_start(struct pull_hasher *h, uint32_t n_lanes, struct err *e)
 {
-    *h = (struct pull_hasher){0};
+    const uint32_t share = PULL_LANES_BYTES / PULL_N_BUFFERS / n_lanes;
+    *h = (struct pull_hasher){.buffer_bytes = share < PULL_BUFFER_BYTES ? share / PULL_PAGE_BYTES * PULL_PAGE_BYTES
+                                                                        : PULL_BUFFER_BYTES};
     pthread_mutex_init(&h->lock, NULL);
     thread_cond_init(&h->work);
     thread_cond_init(&h->done);
@@ -101,14 +108,15 @@ void pull_hasher_stop(struct pull_hasher *h)
 struct pull_lane *pull_lane_open(struct pull_hasher *h)
 {
     struct pull_lane *l = calloc(1, sizeof *l);
-    uint8_t *memory = malloc((size_t)PULL_N_BUFFERS * PULL_BUFFER_BYTES);
+    uint8_t *memory = malloc((size_t)PULL_N_BUFFERS * h->buffer_bytes);
     if (!l || !memory) {
         free(l);
         free(memory);
         return NULL;
     }
+    l->size = h->buffer_bytes;
     for (uint32_t i = 0; i < PULL_N_BUFFERS; i++)
-        l->buf[i] = memory + (size_t)i * PULL_BUFFER_BYTES;
+        l->buf[i] = memory + (size_t)i * l->size;
     pthread_mutex_lock(&h->lock);
     for (uint32_t i = 0; i < PULL_MAX_CONNECTIONS; i++)
         if (!h->lanes[i]) {

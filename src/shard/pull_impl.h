@@ -42,12 +42,15 @@ enum err_code pull_pwrite(int fd, const void *data, size_t len, uint64_t at, con
  * A worker hands what it received to one thread, which takes from up to four workers at once: so digests cost a third
  * of what they would cost each worker. */
 
-#define PULL_BUFFER_BYTES (256u << 10)
+#define PULL_BUFFER_BYTES (256u << 10) /* of a buffer, at most */
+#define PULL_LANES_BYTES  (8u << 20)   /* of all buffers: with many connections each is smaller */
 #define PULL_N_BUFFERS    4u
+#define PULL_PAGE_BYTES   4096u
 
-struct pull_lane {                /* a worker's */
-    struct digest4 *to;           /* what is in the buffers belongs to it */
-    uint8_t *buf[PULL_N_BUFFERS]; /* of PULL_BUFFER_BYTES */
+struct pull_lane {      /* a worker's */
+    struct digest4 *to; /* what is in the buffers belongs to it */
+    uint32_t size;      /* of a buffer: whole pages */
+    uint8_t *buf[PULL_N_BUFFERS];
     size_t len[PULL_N_BUFFERS];
     bool ready[PULL_N_BUFFERS]; /* under the hasher's lock: it is the hasher's */
     uint32_t put, take;         /* buffer that is filled, that is hashed next */
@@ -58,11 +61,14 @@ struct pull_hasher {
     pthread_cond_t work, done;
     pthread_t thread;
     struct pull_lane *lanes[PULL_MAX_CONNECTIONS];
+    uint32_t turn;       /* whose comes first: all get their turns */
     uint32_t n_flushing; /* lanes that wait for all that is theirs */
+    uint32_t buffer_bytes;
     bool end, runs;
 };
 
-enum err_code pull_hasher_start(struct pull_hasher *h, struct err *e) KV_MUST_USE;
+/* For so many lanes (1..PULL_MAX_CONNECTIONS). */
+enum err_code pull_hasher_start(struct pull_hasher *h, uint32_t n_lanes, struct err *e) KV_MUST_USE;
 void pull_hasher_stop(struct pull_hasher *h);            /* all lanes are closed */
 struct pull_lane *pull_lane_open(struct pull_hasher *h); /* NULL: out of memory */
 void pull_lane_close(struct pull_hasher *h, struct pull_lane *l);

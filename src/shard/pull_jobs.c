@@ -17,10 +17,11 @@
 #include <time.h>
 
 #define JOB_BYTES   (8u << 20)  /* of a request, unless one tensor is larger */
-#define GAP_BYTES   (64u << 10) /* fetched and thrown away rather than asked around */
+#define GAP_BYTES   (64u << 10) /* between tensors: fetched and thrown away rather than asked around, ... */
+#define GAP_SHARE   200u        /* ... as long as all gaps are a two-hundredth of the tensors at most; ... */
+#define FREE_GAP    256u        /* ... a request's heads are more than that: such a one does not count */
 #define NOTE_BYTES  (256u << 10)
 #define SMALL_BYTES (64u << 10) /* not worth handing over */
-#define PAGE_BYTES  4096u
 #define READ_BYTES  (1u << 20)
 #define BURST_NS    (100 * CLOCK_NS_PER_MS)
 #define SLICE_NS    (50 * CLOCK_NS_PER_MS)
@@ -130,7 +131,7 @@ static bool lane_put(struct pull *p, size_t i, struct pull_lane *l, const uint8_
     const struct pull_piece *piece = &p->pieces[i];
     const struct slice_piece *s = &p->s.pieces[i];
     while (len > 0) {
-        const size_t most = PULL_BUFFER_BYTES - (size_t)((s->at + piece->landed) % PAGE_BYTES);
+        const size_t most = l->size - (size_t)((s->at + piece->landed) % PULL_PAGE_BYTES);
         const size_t room = most - l->len[l->put], n = len < room ? len : room;
         memcpy(l->buf[l->put] + l->len[l->put], data, n);
         l->len[l->put] += n;
@@ -325,11 +326,28 @@ static int larger_first(const void *a, const void *b)
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* May the piece, of which the bytes from `at` on are missing, be fetched in one request with this job? */
-static bool joins(const struct pull_job *j, const struct gguf_tensor *t, uint64_t at)
+/* May the piece, of which the bytes from `at` on are missing, be fetched in one request with this job? *spare: bytes
+ * that may still be thrown away. */
+static bool joins(const struct pull_job *j, const struct gguf_tensor *t, uint64_t at, uint64_t *spare)
 {
-    return t->file == j->file && at == t->offset && at >= j->end && at - j->end <= GAP_BYTES &&
-           t->offset + t->size - j->at <= JOB_BYTES;
+    if (t->file != j->file || at != t->offset || at < j->end || t->offset + t->size - j->at > JOB_BYTES)
+        return false;
+    const uint64_t gap = at - j->end;
+    if (gap <= FREE_GAP)
+        return true;
+    if (gap > GAP_BYTES || gap > *spare)
+        return false;
+    *spare -= gap;
+    return true;
+}
+
+/* What all pieces that are not done lack. */
+static uint64_t missing(const struct pull *p)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < p->s.n; i++)
+        n += p->pieces[i].done ? 0 : tensor_of(p, i)->size - p->pieces[i].landed;
+    return n;
 }
 
 enum err_code pull_make_jobs(struct pull *p, struct err *e)
@@ -338,13 +356,14 @@ enum err_code pull_make_jobs(struct pull *p, struct err *e)
     if (!jobs)
         return err_set(e, ERR_NOMEM, "out of memory for %zu tensors", p->s.n);
     size_t n = 0;
+    uint64_t spare = missing(p) / GAP_SHARE;
     for (size_t k = 0; k < p->s.n; k++) {
         const size_t i = p->order[k];
         const struct gguf_tensor *t = tensor_of(p, i);
         const uint64_t at = t->offset + p->pieces[i].landed;
         if (p->pieces[i].done)
             continue;
-        if (n == 0 || !joins(&jobs[n - 1], t, at))
+        if (n == 0 || !joins(&jobs[n - 1], t, at, &spare))
             jobs[n++] = (struct pull_job){.file = t->file, .at = at, .first = k};
         jobs[n - 1].end = t->offset + t->size;
         jobs[n - 1].n = k + 1 - jobs[n - 1].first;

@@ -125,6 +125,10 @@ enum err_code pull_journal_open(struct pull_journal *j, const char *out, uint64_
     if (len < 0 || len >= (int)sizeof j->path)
         return err_set(e, ERR_ARG, "the path %.100s... is too long", out);
     snprintf(j->part, sizeof j->part, "%.*s", len - 8, j->path);
+    struct stat st;
+    if (stat(out, &st) == 0 && !S_ISREG(st.st_mode)) /* said now, not when all of it has come */
+        return err_set(e, ERR_ARG, "%s is %s: a pull makes a file of its own", out,
+                       S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
     enum err_code rc = part_open(j, e);
     if (rc == OK) {
         j->fd = open(j->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -142,7 +146,6 @@ enum err_code pull_journal_open(struct pull_journal *j, const char *out, uint64_
         rc = space_check(j, size, e);
     if (rc == OK && !j->resumed)
         rc = begin_anew(j, size, key, n, e);
-    struct stat st;
     if (rc != OK && !j->resumed && j->part_fd >= 0 && fstat(j->part_fd, &st) == 0 && st.st_blocks == 0) {
         unlink(j->part); /* an empty one helps nobody */
         unlink(j->path);

@@ -201,6 +201,45 @@ static void test_bytes_and_requests(void **state)
     remote_close(r);
 }
 
+/* Of each window of one block, however small: what the server sent is the header, the index, the window's tensors, and
+ * next to nothing else. */
+static void check_bytes_of_windows(const struct maker_params *params)
+{
+    struct pull_rig small;
+    void *its = &small;
+    rig_start(&small, "pull_small.gguf", params);
+    for (uint32_t i = 0; i < 6; i++) {
+        const struct remote_config c = {.urls = small.urls, .n_urls = 1};
+        const struct pull_request q = {.first = i, .end = i + 1, .out = rig.out};
+        struct remote *r = NULL;
+        struct gguf *g;
+        struct pull_result x;
+        struct err e;
+        uint64_t tensors = 0;
+        bad_count_again(small.s[0]);
+        if (remote_open(&c, &r, &e) != OK || pull_window(r, &q, &x, &e) != OK)
+            fail_msg("%s", e.msg);
+        assert_int_equal(gguf_open(rig.out, &g, &e), OK);
+        for (size_t k = 0; k < gguf_n_tensors(g); k++)
+            tensors += gguf_tensor_at(g, k)->size;
+        gguf_close(g);
+        const uint64_t sent = bad_count(small.s[0]).body_bytes - small.index.len;
+        assert_in_range(sent, tensors + small.head_bytes, tensors + small.head_bytes + tensors / 100);
+        remote_close(r);
+    }
+    rig_teardown(&its);
+}
+
+static void test_bytes_of_small_windows(void **state)
+{
+    (void)state;
+    struct maker_params p = maker_small(); /* blocks of 0.15 MB */
+    check_bytes_of_windows(&p);
+    p.n_vocab = 260;
+    p.n_embd = 32; /* the first window has token_embd and blk.0, which a small output.weight lies between */
+    check_bytes_of_windows(&p);
+}
+
 static void test_unverified(void **state)
 {
     (void)state;
@@ -660,6 +699,28 @@ static void test_folders_that_cannot_be_written(void **state)
     remote_close(r);
 }
 
+static void test_names_that_are_taken(void **state)
+{
+    (void)state;
+    struct remote *r = must_open(1);
+    struct pull_request q = request_of(1, 4);
+    struct pull_result x;
+    struct err e;
+    char dir[PATH_MAX];
+    const uint32_t before = bad_count(rig.s[0]).n_requests;
+    assert_int_equal(mkdir(test_scratch("taken", dir), 0755), 0);
+    q.out = dir;
+    assert_int_equal(pull_window(r, &q, &x, &e), ERR_ARG);
+    assert_non_null(strstr(e.msg, "is a folder"));
+    rmdir(dir);
+    assert_int_equal(mkfifo(dir, 0600), 0);
+    assert_int_equal(pull_window(r, &q, &x, &e), ERR_ARG);
+    assert_non_null(strstr(e.msg, "not a regular file"));
+    unlink(dir);
+    assert_int_equal(bad_count(rig.s[0]).n_requests, before); /* nothing was fetched */
+    remote_close(r);
+}
+
 /* --- rate --- */
 
 static void test_rate(void **state)
@@ -685,6 +746,7 @@ int main(void)
         cmocka_unit_test_setup(test_whole_model, rig_setup),
         cmocka_unit_test_setup(test_connections, rig_setup),
         cmocka_unit_test_setup(test_bytes_and_requests, rig_setup),
+        cmocka_unit_test_setup(test_bytes_of_small_windows, rig_setup),
         cmocka_unit_test_setup(test_unverified, rig_setup),
         cmocka_unit_test_setup(test_another_model, rig_setup),
         cmocka_unit_test_setup(test_windows_that_are_none, rig_setup),
@@ -705,6 +767,7 @@ int main(void)
         cmocka_unit_test_setup(test_full_disk, rig_setup),
         cmocka_unit_test_setup(test_disk_that_becomes_full, rig_setup),
         cmocka_unit_test_setup(test_folders_that_cannot_be_written, rig_setup),
+        cmocka_unit_test_setup(test_names_that_are_taken, rig_setup),
         cmocka_unit_test_setup(test_too_little_space, rig_setup),
         cmocka_unit_test_setup(test_rate, rig_setup),
     };
