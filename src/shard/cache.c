@@ -201,13 +201,14 @@ static bool tell_waiting(const struct cache_key *k, const struct pull_request *q
 /* The lock, as soon as nobody else has it. */
 static enum err_code lock_wait(const struct cache_key *k, const struct pull_request *q, int *fd, struct err *e)
 {
-    char path[PATH_MAX];
+    const struct timespec pause = {.tv_nsec = (long)(POLL_MS * CLOCK_NS_PER_MS)};
+    const uint32_t stall_ms = q->stall_ms ? q->stall_ms : STALL_MS;
+    uint64_t deadline = clock_deadline_ms(stall_ms);
     struct timespec seen = {0};
-    uint64_t deadline = clock_deadline_ms(STALL_MS);
+    char path[PATH_MAX];
     enum err_code rc = cache_path(k, CACHE_LOCK, path, e);
     bool told = false;
     while (rc == OK && (rc = cache_lock(k, fd, e)) == ERR_BUSY) {
-        const struct timespec pause = {.tv_nsec = (long)(POLL_MS * CLOCK_NS_PER_MS)};
         struct stat st;
         if (!told)
             log_info("cache", "another process is at work on %s: waiting for it", path);
@@ -215,13 +216,15 @@ static enum err_code lock_wait(const struct cache_key *k, const struct pull_requ
         if (!tell_waiting(k, q))
             return err_set(e, ERR_CANCELLED, "waiting for another process that pulls blocks [%u,%u) was stopped",
                            k->first, k->end);
-        if (stat(path, &st) == 0 && (st.st_mtim.tv_sec != seen.tv_sec || st.st_mtim.tv_nsec != seen.tv_nsec)) {
+        if (stat(path, &st) != 0) { /* it is done */
+            deadline = clock_deadline_ms(stall_ms);
+        } else if (st.st_mtim.tv_sec != seen.tv_sec || st.st_mtim.tv_nsec != seen.tv_nsec) {
             seen = st.st_mtim;
-            deadline = clock_deadline_ms(STALL_MS);
+            deadline = clock_deadline_ms(stall_ms);
+        } else if (clock_now_ns() > deadline) {
+            return err_set(e, ERR_TIMEOUT, "another process holds %s and has done nothing for %g seconds", path,
+                           stall_ms / 1000.0);
         }
-        if (clock_now_ns() > deadline)
-            return err_set(e, ERR_TIMEOUT, "another process holds %s and has done nothing for %u seconds", path,
-                           STALL_MS / 1000);
         nanosleep(&pause, NULL);
         rc = OK;
     }

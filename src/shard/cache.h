@@ -39,7 +39,7 @@ enum err_code cache_find(const uint8_t model_id[DIGEST_BYTES], uint32_t first, u
 /* As cache_find, else pulls the window into the cache, taking what other stage files of the model there hold, and then
  * q->local. q: out and need_index are not looked at; the remote must have an index (ERR_LIMIT). While another process
  * pulls the same window, waits for it; q->progress is called then, too, with what that one has. *result: zeros when
- * nothing was pulled. Errors as pull_window; ERR_TIMEOUT: the other process has done nothing for minutes. */
+ * nothing was pulled. Errors as pull_window; ERR_TIMEOUT: the other process has done nothing for q->stall_ms. */
 enum err_code cache_pull(struct remote *r, const struct pull_request *q, char path[PATH_MAX],
                          struct pull_result *result, struct err *e) KV_MUST_USE;
 

@@ -305,7 +305,7 @@ static void read_name(struct cache_item *i)
 enum err_code cache_list(struct cache_item **out, size_t *n, struct err *e)
 {
     enum err_code rc = cache_scan(NULL, out, n, e);
-    for (size_t i = 0; i < *n && rc == OK; i++) {
+    for (size_t i = 0; rc == OK && i < *n; i++) {
         struct cache_item *x = *out + i;
         if (i > 0 && x[-1].name[0] && memcmp(x->model_id, x[-1].model_id, DIGEST_BYTES) == 0)
             memcpy(x->name, x[-1].name, sizeof x->name);

@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/io.h"
-#include "base/thread.h"
 #include "lib/bad_httpd.h"
 #include "lib/maker.h"
 #include "lib/proc.h"
@@ -23,7 +22,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,50 +272,6 @@ static void must_end(struct proc *p)
 }
 
 /* --- names --- */
-
-static void test_names(void **state)
-{
-    (void)state;
-    static const char *const wrong[] = {"",
-                                        "0-2",
-                                        "0-2.ggu",
-                                        "0-2.gguf.",
-                                        "0-2.gguf.bad",
-                                        "00-2.gguf",
-                                        "0-02.gguf",
-                                        "2-2.gguf",
-                                        "3-2.gguf",
-                                        "0-1025.gguf",
-                                        "-2.gguf",
-                                        "0-.gguf",
-                                        "+0-2.gguf",
-                                        " 0-2.gguf",
-                                        "0-2 .gguf",
-                                        "0:2.gguf",
-                                        "0-99999999999.gguf",
-                                        "0-4294967298.gguf",
-                                        "../0-2.gguf",
-                                        "0-2.GGUF"};
-    static const struct {
-        const char *name;
-        uint32_t first, end;
-        enum cache_kind kind;
-    } right[] = {{"0-2.gguf", 0, 2, CACHE_WHOLE},
-                 {"7-1024.gguf.part", 7, 1024, CACHE_PARTIAL},
-                 {"10-20.gguf.part.journal", 10, 20, CACHE_JOURNAL},
-                 {"9-10.gguf.lock", 9, 10, CACHE_LOCK}};
-    struct cache_key k;
-    enum cache_kind kind;
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        if (cache_name_read(wrong[i], &k, &kind))
-            fail_msg("'%s' was taken", wrong[i]);
-    for (size_t i = 0; i < sizeof right / sizeof right[0]; i++) {
-        assert_true(cache_name_read(right[i].name, &k, &kind));
-        assert_int_equal(k.first, right[i].first);
-        assert_int_equal(k.end, right[i].end);
-        assert_int_equal(kind, right[i].kind);
-    }
-}
 
 static void test_strange_files_are_left_alone(void **state)
 {
@@ -669,6 +623,55 @@ static void test_waiting_can_be_stopped(void **state)
     proc_free(&p);
 }
 
+/* A process that holds the lock and does nothing, or shows now and then that it is at work. */
+struct holder {
+    struct cache_key k;
+    int fd;
+    unsigned n, n_marks; /* times that it was asked; it lets go after so many marks */
+};
+
+static bool mark_for_a_while(void *ctx, const struct pull_progress *p)
+{
+    struct holder *h = ctx;
+    (void)p;
+    h->n++;
+    if (h->n < h->n_marks) {
+        const struct timespec at[2] = {{.tv_sec = 1000 + h->n}, {.tv_sec = 1000 + h->n}};
+        assert_int_equal(futimens(h->fd, at), 0);
+    } else if (h->n == h->n_marks) {
+        cache_unlock(&h->k, h->fd);
+    }
+    return true;
+}
+
+static void test_process_that_does_nothing_is_given_up_on(void **state)
+{
+    (void)state;
+    struct holder h = {.k = key(1, 3)};
+    struct err e;
+    assert_int_equal(cache_lock(&h.k, &h.fd, &e), OK);
+    expect(r, &(struct pull_request){.first = 1, .end = 3, .stall_ms = 120}, ERR_TIMEOUT,
+           "1-3.gguf.lock and has done nothing for 0.12 seconds");
+    cache_unlock(&h.k, h.fd);
+    put(1, 3);
+}
+
+static void test_process_at_work_is_waited_for(void **state)
+{
+    (void)state;
+    struct holder h = {.k = key(1, 3), .n_marks = 12};
+    const struct pull_request q = {
+        .first = 1, .end = 3, .stall_ms = 10, .ctx = &h, .progress = mark_for_a_while}; /* less than between looks */
+    struct pull_result x;
+    struct err e;
+    char path[PATH_MAX];
+    assert_int_equal(cache_lock(&h.k, &h.fd, &e), OK);
+    if (cache_pull(r, &q, path, &x, &e) != OK)
+        fail_msg("%s", e.msg);
+    assert_true(h.n >= h.n_marks);
+    check_file(path, 1, 3);
+}
+
 static void test_killed_pulls_are_gone_on_with(void **state)
 {
     (void)state;
@@ -885,69 +888,6 @@ static void test_gc_sweeps_locks_and_journals(void **state)
     assert_false(is_there(1, 2, CACHE_LOCK));
 }
 
-static void test_locks(void **state)
-{
-    (void)state;
-    const struct cache_key k = key(1, 2);
-    char path[PATH_MAX];
-    struct err e;
-    int a, b;
-    assert_int_equal(cache_lock(&k, &a, &e), OK);
-    assert_int_equal(cache_lock(&k, &b, &e), ERR_BUSY);
-    unlink(place(1, 2, CACHE_LOCK, path)); /* a lock nobody else can see is none */
-    assert_int_equal(cache_lock(&k, &b, &e), OK);
-    close(a);
-    assert_int_equal(cache_lock(&k, &a, &e), ERR_BUSY);
-    cache_unlock(&k, b);
-    assert_int_equal(cache_lock(&k, &a, &e), OK);
-    cache_unlock(&k, a);
-    *strrchr(path, '/') = 0;
-    assert_int_equal(access(path, F_OK), -1); /* nothing is left of them */
-}
-
-/* Each unlocking removes lock file and folder, while others open and make them. */
-struct locking {
-    struct cache_key k;
-    atomic_int n_holders, n_wrong;
-    uint64_t deadline;
-};
-
-static void *lock_often(void *arg)
-{
-    struct locking *l = arg;
-    for (unsigned n = 0; n < 500 && clock_now_ns() < l->deadline;) {
-        struct err e;
-        int fd;
-        const enum err_code rc = cache_lock(&l->k, &fd, &e);
-        if (rc == ERR_BUSY)
-            continue;
-        if (rc != OK || atomic_fetch_add(&l->n_holders, 1) != 0)
-            atomic_fetch_add(&l->n_wrong, 1);
-        if (rc != OK)
-            break;
-        usleep(20); /* so that others open it now */
-        atomic_fetch_sub(&l->n_holders, 1);
-        cache_unlock(&l->k, fd);
-        n++;
-    }
-    return NULL;
-}
-
-static void test_one_holder_of_a_lock_that_comes_and_goes(void **state)
-{
-    (void)state;
-    pthread_t threads[3];
-    struct err e;
-    struct locking l = {.k = key(1, 2), .deadline = clock_deadline_ms(WAIT_MS)};
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(thread_start(&threads[i], "lock", lock_often, &l, &e), OK);
-    for (int i = 0; i < 3; i++)
-        pthread_join(threads[i], NULL);
-    assert_true(clock_now_ns() < l.deadline);
-    assert_int_equal(atomic_load(&l.n_wrong), 0);
-    assert_false(is_there(1, 2, CACHE_LOCK));
-}
-
 int main(int argc, char **argv)
 {
     unsetenv("http_proxy");
@@ -957,7 +897,6 @@ int main(int argc, char **argv)
     if (!realpath("/proc/self/exe", self))
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_names, setup),
         cmocka_unit_test_setup(test_strange_files_are_left_alone, setup),
         cmocka_unit_test_setup(test_pulled_once, setup),
         cmocka_unit_test_setup(test_larger_window_needs_no_network, setup),
@@ -976,6 +915,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(test_three_want_the_same, setup),
         cmocka_unit_test_setup(test_other_windows_do_not_wait, setup),
         cmocka_unit_test_setup(test_waiting_can_be_stopped, setup),
+        cmocka_unit_test_setup(test_process_that_does_nothing_is_given_up_on, setup),
+        cmocka_unit_test_setup(test_process_at_work_is_waited_for, setup),
         cmocka_unit_test_setup(test_killed_pulls_are_gone_on_with, setup),
         cmocka_unit_test_setup(test_killed_while_another_waits, setup),
         cmocka_unit_test_setup(test_what_is_being_pulled_stays, setup),
@@ -985,8 +926,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(test_gc_removes_the_longest_unused, setup),
         cmocka_unit_test_setup(test_gc_removes_old_partial_ones, setup),
         cmocka_unit_test_setup(test_gc_sweeps_locks_and_journals, setup),
-        cmocka_unit_test_setup(test_locks, setup),
-        cmocka_unit_test_setup(test_one_holder_of_a_lock_that_comes_and_goes, setup),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
