@@ -84,6 +84,15 @@ int manifest_rank_of(const struct manifest *m, const struct key_public *key)
     return -1;
 }
 
+/* What was refused as an argument (a key, a digest) stands in a file here. */
+static enum err_code malformed(const char *path, struct err *e)
+{
+    err_prefix(e, "%s", path);
+    if (e)
+        e->code = ERR_FORMAT;
+    return ERR_FORMAT;
+}
+
 /* --- checking --- */
 
 static enum err_code number_check(const char *path, uint64_t v, const struct field *f, struct err *e)
@@ -146,11 +155,7 @@ static enum err_code key_check(const char *path, const struct key_public *key, s
 {
     char text[KEY_TEXT_SIZE];
     struct key_public again;
-    if (key_parse(key_text(key, text), &again, e) != OK) {
-        err_prefix(e, "%s", path);
-        return ERR_FORMAT;
-    }
-    return OK;
+    return key_parse(key_text(key, text), &again, e) == OK ? OK : malformed(path, e);
 }
 
 /* A value as it stands in its struct. */
@@ -332,22 +337,14 @@ static enum err_code read_digest(const char *path, yyjson_val *v, uint8_t out[DI
 {
     char text[DIGEST_HEX_SIZE];
     enum err_code rc = read_text(path, v, text, sizeof text, e);
-    if (rc == OK && digest_parse(text, out, e) != OK) {
-        err_prefix(e, "%s", path);
-        rc = ERR_FORMAT;
-    }
-    return rc;
+    return rc == OK && digest_parse(text, out, e) != OK ? malformed(path, e) : rc;
 }
 
 static enum err_code read_key(const char *path, yyjson_val *v, struct key_public *out, struct err *e)
 {
     char text[KEY_TEXT_SIZE];
     enum err_code rc = read_text(path, v, text, sizeof text, e);
-    if (rc == OK && key_parse(text, out, e) != OK) {
-        err_prefix(e, "%s", path);
-        rc = ERR_FORMAT;
-    }
-    return rc;
+    return rc == OK && key_parse(text, out, e) != OK ? malformed(path, e) : rc;
 }
 
 /* Reads a value into its place. Ranges are left to manifest_check; here it only has to fit. */
@@ -632,10 +629,8 @@ static enum err_code sig_parse(const struct buf *text, struct signature *out, st
         rc = read_key("key", yyjson_obj_get(root, "key"), &out->key, e);
     if (rc == OK)
         rc = read_text("signature", yyjson_obj_get(root, "signature"), sig, sizeof sig, e);
-    if (rc == OK && key_unbase64(sig, out->sig, sizeof out->sig, e) != OK) {
-        err_prefix(e, "signature");
-        rc = ERR_FORMAT;
-    }
+    if (rc == OK && key_unbase64(sig, out->sig, sizeof out->sig, e) != OK)
+        rc = malformed("signature", e);
     yyjson_doc_free(doc);
     return rc;
 }

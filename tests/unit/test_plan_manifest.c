@@ -136,7 +136,7 @@ static void refused(const char *old, const char *new, enum err_code code, const 
     buf_puts(&text, new);
     buf_puts(&text, at + strlen(old));
     enum err_code rc = manifest_parse(text.data, text.len, &m, &e);
-    if (rc != code || !strstr(e.msg, part) || strchr(e.msg, '\n'))
+    if (rc != code || e.code != code || !strstr(e.msg, part) || strchr(e.msg, '\n'))
         fail_msg("%s -> %s: %s %s; expected %s ...%s...", old, new, err_name(rc), e.msg, err_name(code), part);
     assert_int_equal(m.epoch, 77);
     buf_free(&text);
@@ -494,7 +494,7 @@ static void load_refused(struct files *f, const struct key_public *signer, enum 
     struct key_public by = {{0}}, none = {{0}};
     struct err e = {0};
     enum err_code rc = manifest_load(f->path, signer, &m, &by, &e);
-    if (rc != code || !strstr(e.msg, part))
+    if (rc != code || e.code != code || !strstr(e.msg, part))
         fail_msg("%s %s; expected %s ...%s...", err_name(rc), e.msg, err_name(code), part);
     assert_int_equal(m.epoch, 77);
     assert_memory_equal(&by, &none, sizeof by);

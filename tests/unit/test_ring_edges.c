@@ -341,9 +341,10 @@ static unsigned n_open_files(void)
     unsigned n = 0;
     DIR *d = opendir("/proc/self/fd");
     assert_non_null(d);
-    while (readdir(d))
+    while (d && readdir(d))
         n++;
-    closedir(d);
+    if (d)
+        closedir(d);
     return n;
 }
 
