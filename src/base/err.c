@@ -1,52 +1,71 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/err.h"
 
+#include "base/text.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-static void err_vfill(struct err *e, enum err_code code, const char *fmt, va_list ap) KV_PRINTF(3, 0);
+#define HEAD_SIZE  1024u /* what is longer is cut before it is looked at */
+#define LEAST_HEAD 64u   /* bytes of a long context that stay in front of a long message */
 
-static void err_vfill(struct err *e, enum err_code code, const char *fmt, va_list ap)
+/* The most of text's first n bytes that does not end within a UTF-8 character. */
+static size_t whole(const char *text, size_t n)
 {
-    e->code = code;
-    e->os = 0;
-    e->offset = -1;
-    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    size_t lead = n;
+    uint32_t rune;
+    while (lead > 0 && n - lead < 3 && ((unsigned char)text[lead - 1] & 0xc0) == 0x80)
+        lead--;
+    if (lead == 0 || (unsigned char)text[lead - 1] < 0xc0)
+        return n;
+    return text_utf8(text + lead - 1, n - lead + 1, &rune) ? n : lead - 1;
+}
+
+static void end_whole(struct err *e)
+{
+    size_t n = strlen(e->msg);
+    if (n == sizeof e->msg - 1)
+        e->msg[whole(e->msg, n)] = 0;
+}
+
+/* The message: head and tail. Where both are too long, the end of the head is left out, for the tail says what was
+ * wrong. */
+static void put_joined(struct err *e, const char *head, const char *tail)
+{
+    const size_t size = sizeof e->msg, n_head = strlen(head), n_tail = strlen(tail);
+    const size_t room = n_tail < size - 1 - LEAST_HEAD ? size - 1 - n_tail : LEAST_HEAD;
+    if (n_head <= room)
+        snprintf(e->msg, size, "%s%s", head, tail);
+    else
+        snprintf(e->msg, size, "%.*s...%s", (int)whole(head, room - 3), head, tail);
+    end_whole(e);
 }
 
 enum err_code err_set(struct err *e, enum err_code code, const char *fmt, ...)
 {
     if (e) {
         va_list ap;
+        *e = (struct err){.code = code, .offset = -1};
         va_start(ap, fmt);
-        err_vfill(e, code, fmt, ap);
+        vsnprintf(e->msg, sizeof e->msg, fmt, ap);
         va_end(ap);
+        end_whole(e);
     }
     return code;
-}
-
-static void err_append(struct err *e, const char *fmt, ...) KV_PRINTF(2, 3);
-
-static void err_append(struct err *e, const char *fmt, ...)
-{
-    size_t n = strlen(e->msg);
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(e->msg + n, sizeof e->msg - n, fmt, ap);
-    va_end(ap);
 }
 
 enum err_code err_set_os(struct err *e, enum err_code code, int os, const char *fmt, ...)
 {
     if (e) {
-        char text[96];
+        char head[HEAD_SIZE], text[96], tail[100];
         va_list ap;
         va_start(ap, fmt);
-        err_vfill(e, code, fmt, ap);
+        vsnprintf(head, sizeof head, fmt, ap);
         va_end(ap);
-        e->os = os;
-        err_append(e, ": %s", strerror_r(os, text, sizeof text));
+        *e = (struct err){.code = code, .os = os, .offset = -1};
+        snprintf(tail, sizeof tail, ": %s", strerror_r(os, text, sizeof text));
+        put_joined(e, head, tail);
     }
     return code;
 }
@@ -54,12 +73,14 @@ enum err_code err_set_os(struct err *e, enum err_code code, int os, const char *
 enum err_code err_set_at(struct err *e, enum err_code code, int64_t offset, const char *fmt, ...)
 {
     if (e) {
+        char head[HEAD_SIZE], tail[40];
         va_list ap;
         va_start(ap, fmt);
-        err_vfill(e, code, fmt, ap);
+        vsnprintf(head, sizeof head, fmt, ap);
         va_end(ap);
-        e->offset = offset;
-        err_append(e, " (at byte %lld)", (long long)offset);
+        *e = (struct err){.code = code, .offset = offset};
+        snprintf(tail, sizeof tail, " (at byte %lld)", (long long)offset);
+        put_joined(e, head, tail);
     }
     return code;
 }
@@ -68,13 +89,13 @@ enum err_code err_prefix(struct err *e, const char *fmt, ...)
 {
     if (!e)
         return ERR_INTERNAL;
-    char old[sizeof e->msg];
-    memcpy(old, e->msg, sizeof old);
+    char head[HEAD_SIZE], tail[sizeof e->msg + 2];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(e->msg, sizeof e->msg, fmt, ap);
+    vsnprintf(head, sizeof head, fmt, ap);
     va_end(ap);
-    err_append(e, ": %s", old);
+    snprintf(tail, sizeof tail, ": %s", e->msg);
+    put_joined(e, head, tail);
     return e->code;
 }
 

@@ -49,7 +49,9 @@ struct err {
     char msg[320];  /* one line, says what was wrong, where, and what would be right */
 };
 
-/* Fills *e (which may be NULL) and returns code, so that `return err_set(e, ERR_X, ...)` reads well. */
+/* Fills *e (which may be NULL) and returns code, so that `return err_set(e, ERR_X, ...)` reads well. A message that is
+ * too long is cut between characters; those below keep what they append, or put something before, and say "..." where
+ * they cut. No argument may point into *e. */
 enum err_code err_set(struct err *e, enum err_code code, const char *fmt, ...) KV_PRINTF(3, 4);
 
 /* As err_set, for a failed system call: appends ": " and the text of errno os. */

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/err.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <string.h>
@@ -81,6 +82,56 @@ static void long_messages_are_cut_not_overrun(void **state)
     assert_int_equal(((const unsigned char *)&e[1])[0], 0x55);
 }
 
+/* Names are long, and not all of ASCII: the reason stays in sight, and every character is whole. */
+static void what_was_wrong_is_said_behind_a_long_name(void **state)
+{
+    (void)state;
+    char name[900] = "/";
+    struct err e;
+    for (size_t n = 1; n < 800; n += 3)
+        memcpy(name + n, "\xe9\xad\x94", 4);
+    for (size_t cut = 0; cut < 6; cut++) { /* wherever the cut falls */
+        const char *path = name + cut * 3 + (cut ? 1 : 0);
+        (void)err_set(&e, ERR_IO, "%.*s%s", (int)cut, "xxxxxx", path);
+        assert_true(text_printable(e.msg, strlen(e.msg)));
+        assert_true(strlen(e.msg) >= sizeof e.msg - 4);
+        (void)err_set_os(&e, ERR_IO, ENOENT, "%.*s%s", (int)cut, "xxxxxx", path);
+        assert_true(text_printable(e.msg, strlen(e.msg)));
+        assert_non_null(strstr(e.msg, "...: No such file or directory"));
+        (void)err_set_at(&e, ERR_FORMAT, 17, "%.*s%s", (int)cut, "xxxxxx", path);
+        assert_true(text_printable(e.msg, strlen(e.msg)));
+        assert_non_null(strstr(e.msg, "... (at byte 17)"));
+        (void)err_set(&e, ERR_FORMAT, "not a model");
+        (void)err_prefix(&e, "%.*s%s", (int)cut, "xxxxxx", path);
+        assert_true(text_printable(e.msg, strlen(e.msg)));
+        assert_non_null(strstr(e.msg, "...: not a model"));
+        (void)err_set(&e, ERR_FORMAT, "%.*s%s", (int)cut, "xxxxxx", path); /* both are long */
+        (void)err_prefix(&e, "%s", path);
+        assert_true(text_printable(e.msg, strlen(e.msg)));
+        assert_non_null(strstr(e.msg, "...: "));
+    }
+}
+
+static void what_just_fits_is_not_cut(void **state)
+{
+    (void)state;
+    char text[sizeof((struct err *)0)->msg];
+    struct err e;
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = 0;
+    (void)err_set(&e, ERR_IO, "%s", text);
+    assert_string_equal(e.msg, text);
+    text[sizeof text - 1 - strlen(": bad")] = 0;
+    (void)err_set(&e, ERR_IO, "bad");
+    (void)err_prefix(&e, "%s", text);
+    assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
+    assert_non_null(strstr(e.msg, "xxx: bad"));
+    (void)err_set(&e, ERR_IO, "bad");
+    (void)err_prefix(&e, "x%s", text);
+    assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
+    assert_non_null(strstr(e.msg, "xxx...: bad"));
+}
+
 static void each_code_has_a_name_and_a_text(void **state)
 {
     (void)state;
@@ -125,6 +176,8 @@ int main(void)
         cmocka_unit_test(an_offset_is_kept_and_said),
         cmocka_unit_test(a_prefix_names_the_context_and_keeps_the_rest),
         cmocka_unit_test(long_messages_are_cut_not_overrun),
+        cmocka_unit_test(what_was_wrong_is_said_behind_a_long_name),
+        cmocka_unit_test(what_just_fits_is_not_cut),
         cmocka_unit_test(each_code_has_a_name_and_a_text),
         cmocka_unit_test(unknown_codes_are_known_as_such),
     };
