@@ -17,6 +17,7 @@
 #define INBOX_SPARE    256u /* frames that may wait for the compute thread, besides one request and step per slot */
 #define PROBE_EARLY_MS 100u /* between probes until the ring is whole */
 #define PROBE_LATER_MS 1000u
+#define PROBE_MISSES   5u    /* so many may be out while no step is: nobody has anything else to do then */
 #define SILENCE_MS     5000u /* of rank 0, at least, before it counts as lost: some probes */
 #define TICK_MS        100u
 
@@ -50,6 +51,7 @@ struct node {
     uint64_t generation[EDGES_END_COUNT];
     uint64_t probe_nonce, probe_due_ns, last_news_ns;
     uint64_t broken_ns; /* rank 0: since when the ring is not whole */
+    uint32_t n_missed;  /* rank 0: probes sent since anything came back */
 
     _Atomic uint64_t n_steps, n_tok, busy_ns;
 };
@@ -463,6 +465,8 @@ static void send_probe(struct node *n)
     buf_clear(&n->out);
     if (frame_probe_put(&n->out, &p, &e) != OK || flush(n, &e) != OK)
         log_debug("ring", "probe: %s", e.msg);
+    else
+        n->n_missed++;
 }
 
 /* Rank 0: a probe came back. */
@@ -538,7 +542,8 @@ static void handle(struct node *n, const struct letter *l)
     struct err e;
     enum err_code rc;
     if (l->generation != n->generation[EDGES_PREDECESSOR])
-        return;                   /* left over from a link that is gone: its steps have failed */
+        return; /* left over from a link that is gone: its steps have failed */
+    n->n_missed = 0;
     if (l->h.type != FRAME_PROBE) /* probes sent before a step that got lost say nothing about it */
         n->last_news_ns = clock_now_ns();
     switch (l->h.type) {
@@ -619,6 +624,8 @@ static void keep_time(struct node *n)
     pthread_mutex_unlock(&n->sched_mutex);
     if (k.n_steps > 0 && now - k.oldest_step_ns > limit && now - n->last_news_ns > limit)
         broken(n, ERR_TIMEOUT, "no rank has sent anything on for too long");
+    else if (k.n_steps == 0 && n->n_missed > PROBE_MISSES && node_is_ready(n))
+        broken(n, ERR_TIMEOUT, "probes do not come back: a rank has stopped working, though its links live");
 }
 
 /* Other ranks: rank 0 may have stopped working though its links live. */

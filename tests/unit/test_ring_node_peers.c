@@ -646,6 +646,28 @@ static void test_an_answer_from_before_a_loss_is_ignored(void **state)
     evil_free(v);
 }
 
+/* faults.md 17: the ring was said to be well while no request would have come back. Nothing runs, so that only probes
+ * can tell. */
+static void test_not_ready_when_probes_stay_away(void **state)
+{
+    (void)state;
+    struct evil *v = evil_new(0);
+    rig_ready(v->r);
+    pthread_mutex_lock(&v->mutex);
+    v->silent = true;
+    pthread_mutex_unlock(&v->mutex);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (node_is_ready(v->r->node[0]) && clock_now_ns() < deadline)
+        usleep(1000);
+    assert_false(node_is_ready(v->r->node[0]));
+    assert_int_equal(v->n_down, 0); /* the links are well */
+    pthread_mutex_lock(&v->mutex);
+    v->silent = false;
+    pthread_mutex_unlock(&v->mutex);
+    rig_ready(v->r);
+    evil_free(v);
+}
+
 int main(int argc, char **argv)
 {
     struct err e;
@@ -663,6 +685,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_what_is_said_twice_counts_once),
         cmocka_unit_test(test_a_request_that_comes_twice_ends_the_link),
         cmocka_unit_test(test_an_answer_from_before_a_loss_is_ignored),
+        cmocka_unit_test(test_not_ready_when_probes_stay_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
