@@ -322,7 +322,7 @@ static void sizes_beyond_any_machine_are_refused(void **state)
         ident_put(&list, &(struct ident_tensor){.name = name,
                                                 .name_len = strlen(name),
                                                 .type = 0, /* f32 */
-                                                .ne = {1ll << 56, 1, 1, 1},
+                                                .ne = {(int64_t)1 << 56, 1, 1, 1},
                                                 .digest = digest});
     }
     buf_puts(&file, "GGUF");
