@@ -54,6 +54,7 @@ struct node {
     uint32_t n_missed;  /* rank 0: probes sent since anything came back */
 
     _Atomic uint64_t n_steps, n_tok, busy_ns;
+    _Atomic uint64_t turn_ns; /* when the compute thread last began a turn */
 };
 
 static bool is_first(const struct node *n)
@@ -72,6 +73,13 @@ static void set_ready(struct node *n, bool ready)
     n->ready = ready;
     pthread_cond_broadcast(&n->turned);
     pthread_mutex_unlock(&n->mutex);
+}
+
+/* Has the stage not come back for too long? For other threads: the compute thread is the one that hangs. */
+static bool hangs(const struct node *n)
+{
+    uint64_t turn = atomic_load(&n->turn_ns), now = clock_now_ns();
+    return n->edges && now > turn && now - turn > (uint64_t)n->c.stall_ms * CLOCK_NS_PER_MS;
 }
 
 /* --- requests and their tokens: on the threads of links ------------------------------------------ */
@@ -643,6 +651,7 @@ static void *compute(void *arg)
     bool busy = false;
     while (inbox_take(n->inbox, busy ? 0 : clock_deadline_ms(TICK_MS), &l)) {
         busy = l != NULL;
+        atomic_store(&n->turn_ns, clock_now_ns());
         if (n->edges)
             look_at_edges(n);
         if (l)
@@ -667,17 +676,22 @@ bool node_is_ready(struct node *n)
     pthread_mutex_lock(&n->mutex);
     bool r = n->ready;
     pthread_mutex_unlock(&n->mutex);
-    return r;
+    return r && !hangs(n);
 }
 
 enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e)
 {
     uint32_t n_ranks = n->c.m->n_ranks, before = (n->c.rank + n_ranks - 1) % n_ranks, after = (n->c.rank + 1) % n_ranks;
     pthread_mutex_lock(&n->mutex);
-    while (!n->ready && clock_now_ns() < deadline_ns)
-        thread_cond_wait(&n->turned, &n->mutex, deadline_ns);
+    while ((!n->ready || hangs(n)) && clock_now_ns() < deadline_ns) {
+        uint64_t look = clock_deadline_ms(TICK_MS); /* nobody says when a stage comes back */
+        thread_cond_wait(&n->turned, &n->mutex, look < deadline_ns ? look : deadline_ns);
+    }
     bool ready = n->ready;
     pthread_mutex_unlock(&n->mutex);
+    if (hangs(n))
+        return err_set(e, ERR_TIMEOUT, "rank %u has been at work on one step for more than %u s", n->c.rank,
+                       n->c.stall_ms / 1000);
     if (ready)
         return OK;
     if (!n->edges)
@@ -740,7 +754,7 @@ void node_ring_state(struct node *n, struct node_ring *out)
 {
     pthread_mutex_lock(&n->mutex);
     uint64_t since = n->view_ns;
-    out->ready = n->ready;
+    out->ready = n->ready && !hangs(n);
     out->counts = n->view.counts;
     memcpy(out->rows, n->view.rows, sizeof out->rows);
     pthread_mutex_unlock(&n->mutex);
@@ -813,6 +827,7 @@ static enum err_code start_all(struct node *n, struct err *e)
     if (rc != OK)
         return rc;
     n->last_news_ns = n->broken_ns = clock_now_ns();
+    atomic_store(&n->turn_ns, n->broken_ns);
     if (n->c.m->n_ranks > 1) {
         struct edges_config c = {.m = n->c.m,
                                  .rank = n->c.rank,

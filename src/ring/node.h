@@ -52,7 +52,8 @@ enum err_code node_start(const struct node_config *config, struct node **out, st
 void node_stop(struct node *n);
 
 /* Is the ring whole, so that a request may enter here? Rank 0 knows it by a probe that came around, the others by what
- * the latest probe said; a ring of one always is. Waits for it until the deadline; ERR_TIMEOUT says what is missing. */
+ * the latest probe said; a ring of one always is. It is not while this rank's stage has not come back for stall_ms.
+ * Waits for it until the deadline; ERR_TIMEOUT says what is missing. */
 enum err_code node_wait_ready(struct node *n, uint64_t deadline_ns, struct err *e) KV_MUST_USE;
 bool node_is_ready(struct node *n);
 

@@ -440,6 +440,35 @@ static void test_stall(void **state)
     rig_free(r);
 }
 
+/* faults.md 17: the thread that would notice is the one that hangs. */
+static void test_not_ready_while_the_stage_hangs(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct rig *r = rig_new(2, 2, 32);
+        struct err e;
+        r->config.stall_ms = 1500;
+        for (uint32_t i = 0; i < 2; i++)
+            rig_start(r, i, &r->m);
+        for (uint32_t i = 0; i < 2; i++)
+            rig_ready_at(r, i);
+        atomic_store(&r->fake[rank].hold, true);
+        struct ask *a = ask_send(r, 1, 2, 5);
+        uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+        while (node_is_ready(r->node[rank]) && clock_now_ns() < deadline)
+            usleep(1000);
+        assert_false(node_is_ready(r->node[rank]));
+        assert_int_equal(node_wait_ready(r->node[rank], 0, &e), ERR_TIMEOUT);
+        if (!strstr(e.msg, "at work on one step for more than 1 s"))
+            fail_msg("%s", e.msg);
+        atomic_store(&r->fake[rank].hold, false);
+        ask_wait(a, UINT32_MAX); /* went on, or failed as one that stalls */
+        rig_ready_at(r, rank);
+        ask_free(a);
+        rig_free(r);
+    }
+}
+
 /* --- neighbours come and go ---------------------------------------------------------------------- */
 
 static void wait_atomic(atomic_uint *x, unsigned n)
@@ -680,6 +709,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused_parameters),
         cmocka_unit_test(test_results_of_its_own_that_do_not_fit),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(test_not_ready_while_the_stage_hangs),
         cmocka_unit_test(test_a_rank_leaves_and_comes_back),
         cmocka_unit_test(test_many_wait_when_the_ring_breaks),
         cmocka_unit_test(test_rank_zero_comes_back),
