@@ -90,20 +90,26 @@ enum err_code io_rename(const char *from, const char *to, struct err *e)
     return io_sync_folder_of(to, e);
 }
 
-enum err_code io_atomic_begin(struct io_atomic *f, const char *path, struct err *e)
+enum err_code io_atomic_begin(struct io_atomic *f, const char *path, unsigned mode, struct err *e)
 {
     f->path = path;
-    if (snprintf(f->tmp, sizeof f->tmp, "%s.tmp-XXXXXX", path) >= (int)sizeof f->tmp)
-        return err_set(e, ERR_ARG, "path too long: %s", path);
-    f->fd = mkostemp(f->tmp, O_CLOEXEC);
-    if (f->fd < 0)
-        return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
-    return OK;
+    f->fd = -1;
+    for (int tries = 0; f->fd < 0 && tries < 100; tries++) { /* not mkstemp, which knows neither mode nor umask */
+        uint64_t any;
+        if (getentropy(&any, sizeof any) != 0)
+            return err_set_os(e, ERR_IO, errno, "cannot create %s", path);
+        if (snprintf(f->tmp, sizeof f->tmp, "%s.tmp-%016llx", path, (unsigned long long)any) >= (int)sizeof f->tmp)
+            return err_set(e, ERR_ARG, "path too long: %s", path);
+        f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, (mode_t)mode);
+        if (f->fd < 0 && errno != EEXIST)
+            break;
+    }
+    return f->fd >= 0 ? OK : err_set_os(e, ERR_IO, errno, "cannot create %s", path);
 }
 
-enum err_code io_atomic_commit(struct io_atomic *f, unsigned mode, struct err *e)
+enum err_code io_atomic_commit(struct io_atomic *f, struct err *e)
 {
-    int os = fchmod(f->fd, mode) != 0 || fsync(f->fd) != 0 ? errno : 0;
+    int os = fsync(f->fd) != 0 ? errno : 0;
     if (close(f->fd) != 0 && os == 0)
         os = errno;
     f->fd = -1;
@@ -125,7 +131,7 @@ void io_atomic_abort(struct io_atomic *f)
 enum err_code io_write_file(const char *path, const void *data, size_t len, unsigned mode, struct err *e)
 {
     struct io_atomic f;
-    enum err_code rc = io_atomic_begin(&f, path, e);
+    enum err_code rc = io_atomic_begin(&f, path, mode, e);
     if (rc != OK)
         return rc;
     if (!io_write_full(f.fd, data, len)) {
@@ -133,7 +139,7 @@ enum err_code io_write_file(const char *path, const void *data, size_t len, unsi
         io_atomic_abort(&f);
         return rc;
     }
-    return io_atomic_commit(&f, mode, e);
+    return io_atomic_commit(&f, e);
 }
 
 /* --- reading in place --- */

@@ -23,11 +23,11 @@ struct io_atomic {
     const char *path; /* borrowed until then */
     char tmp[PATH_MAX];
 };
-/* ERR_ARG (path too long), ERR_IO. */
-enum err_code io_atomic_begin(struct io_atomic *f, const char *path, struct err *e) KV_MUST_USE;
-/* Puts it in its place, on the disk, with these permission bits (for example 0600). ERR_IO; then nothing is left of it,
- * and the old content stays, unless all that failed was syncing the folder. */
-enum err_code io_atomic_commit(struct io_atomic *f, unsigned mode, struct err *e) KV_MUST_USE;
+/* mode: permission bits, for example 0600, less the umask. ERR_ARG (path too long), ERR_IO. */
+enum err_code io_atomic_begin(struct io_atomic *f, const char *path, unsigned mode, struct err *e) KV_MUST_USE;
+/* Puts it in its place, on the disk. ERR_IO; then nothing is left of it, and the old content stays, unless all that
+ * failed was syncing the folder. */
+enum err_code io_atomic_commit(struct io_atomic *f, struct err *e) KV_MUST_USE;
 void io_atomic_abort(struct io_atomic *f);
 
 /* The whole of it for data at hand. */

@@ -443,11 +443,11 @@ enum err_code slice_write(const struct gguf *g, const struct slice *s, const cha
     w.piece = malloc(PIECE_BYTES);
     if (!w.piece)
         return err_set(e, ERR_NOMEM, "out of memory for %u bytes", PIECE_BYTES);
-    rc = io_atomic_begin(&w.out, path, e);
+    rc = io_atomic_begin(&w.out, path, 0644, e);
     if (rc == OK) {
         rc = put_all(&w, e);
         if (rc == OK)
-            rc = io_atomic_commit(&w.out, 0644, e);
+            rc = io_atomic_commit(&w.out, e);
         else
             io_atomic_abort(&w.out);
     }

@@ -34,6 +34,7 @@ static int make_dir(void **state)
 {
     (void)state;
     test_scratch("io", dir);
+    umask(022);
     return mkdir(dir, 0700);
 }
 
@@ -182,16 +183,36 @@ static void a_new_content_shows_when_it_is_whole(void **state)
     struct err e;
     struct stat st;
     must_write(in_dir("file", path), "old", 3);
-    assert_int_equal(io_atomic_begin(&f, path, &e), OK);
+    assert_int_equal(io_atomic_begin(&f, path, 0604, &e), OK);
     assert_true(io_write_full(f.fd, "new, ", 5));
     must_hold(path, "old");
     assert_true(io_write_full(f.fd, "in two parts", 12));
     must_hold(path, "old");
-    assert_int_equal(io_atomic_commit(&f, 0604, &e), OK);
+    assert_int_equal(io_atomic_commit(&f, &e), OK);
     must_hold(path, "new, in two parts");
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0604);
     assert_int_equal(count_files(), 1);
+    unlink(path);
+}
+
+/* What a user does not want others to see is hidden, also where a file may be seen by all. */
+static void the_umask_counts(void **state)
+{
+    (void)state;
+    static const mode_t masks[] = {022, 027, 077};
+    char path[PATH_MAX];
+    struct err e;
+    struct stat st;
+    in_dir("file", path);
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        const mode_t before = umask(masks[i]);
+        enum err_code rc = io_write_file(path, "x", 1, 0644, &e);
+        umask(before);
+        assert_int_equal(rc, OK);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(st.st_mode & 07777, 0644 & ~masks[i]);
+    }
     unlink(path);
 }
 
@@ -202,7 +223,7 @@ static void what_is_given_up_leaves_the_old(void **state)
     struct io_atomic f;
     struct err e;
     must_write(in_dir("file", path), "old", 3);
-    assert_int_equal(io_atomic_begin(&f, path, &e), OK);
+    assert_int_equal(io_atomic_begin(&f, path, 0604, &e), OK);
     assert_true(io_write_full(f.fd, "new", 3));
     assert_int_equal(count_files(), 2);
     io_atomic_abort(&f);
@@ -217,10 +238,10 @@ static void a_commit_that_fails_leaves_nothing(void **state)
     char path[PATH_MAX];
     struct io_atomic f;
     struct err e;
-    assert_int_equal(io_atomic_begin(&f, in_dir("file", path), &e), OK);
+    assert_int_equal(io_atomic_begin(&f, in_dir("file", path), 0600, &e), OK);
     assert_true(io_write_full(f.fd, "new", 3));
     assert_int_equal(mkdir(path, 0700), 0); /* meanwhile somebody made a folder of that name */
-    assert_int_equal(io_atomic_commit(&f, 0600, &e), ERR_IO);
+    assert_int_equal(io_atomic_commit(&f, &e), ERR_IO);
     assert_int_equal(e.os, EISDIR);
     assert_non_null(strstr(e.msg, path));
     assert_int_equal(count_files(), 1);
@@ -234,7 +255,7 @@ static void names_that_are_too_long_are_refused(void **state)
     struct io_atomic f;
     struct err e;
     memset(name, 'x', sizeof name - 1);
-    assert_int_equal(io_atomic_begin(&f, name, &e), ERR_ARG);
+    assert_int_equal(io_atomic_begin(&f, name, 0600, &e), ERR_ARG);
     assert_int_equal(io_write_file(name, "x", 1, 0600, &e), ERR_ARG);
     assert_int_equal(io_mkdirs(name, 0700, &e), ERR_IO); /* fits a path, but no file system */
     assert_int_equal(count_files(), 0);
@@ -453,6 +474,7 @@ int main(void)
         cmocka_unit_test(a_write_replaces_the_whole_and_leaves_nothing_else),
         cmocka_unit_test(a_failed_write_leaves_the_old),
         cmocka_unit_test(a_new_content_shows_when_it_is_whole),
+        cmocka_unit_test(the_umask_counts),
         cmocka_unit_test(what_is_given_up_leaves_the_old),
         cmocka_unit_test(a_commit_that_fails_leaves_nothing),
         cmocka_unit_test(names_that_are_too_long_are_refused),
