@@ -332,6 +332,7 @@ static void set_options(CURL *curl, const struct http_call *call, struct transfe
     curl_easy_setopt(curl, CURLOPT_URL, call->url);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L); /* a name that is being looked up is left to its thread */
     curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "kvasir/" KVASIR_VERSION);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
