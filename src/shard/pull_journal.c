@@ -164,8 +164,11 @@ enum err_code pull_journal_put(struct pull_journal *j, size_t i, uint64_t landed
 
 enum err_code pull_journal_finish(struct pull_journal *j, const char *out, struct err *e)
 {
-    if (fsync(j->part_fd) != 0)
-        return err_set_os(e, ERR_IO, errno, "cannot write %s", j->part);
+    if (fsync(j->part_fd) != 0) {
+        const int os = errno;
+        unlink(j->path); /* what reads well now may not be on the disk: nothing of it is believed again */
+        return err_set_os(e, ERR_IO, os, "cannot write %s; all of it has to come again", j->part);
+    }
     enum err_code rc = io_rename(j->part, out, e);
     if (rc == OK)
         unlink(j->path); /* were it left behind it would not fit: its part is gone */

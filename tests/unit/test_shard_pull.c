@@ -18,6 +18,7 @@
 #include "model/slice.h"
 #include "shard/pull.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -29,6 +30,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static struct pull_rig rig;
@@ -133,6 +135,26 @@ static const struct gguf_tensor *tensor(const struct remote *r, const char *name
     const struct gguf_tensor *t = gguf_tensor_find(remote_gguf(r), name);
     assert_non_null(t);
     return t;
+}
+
+/* --- the disk, as this program sees it --- */
+
+static struct {
+    bool broken;                /* nothing can be synced */
+    unsigned n_before, n_after; /* syncs while the file does not have its name yet, and when it has */
+} disk;
+
+/* Takes the place of the C library's. */
+int fsync(int fd)
+{
+    if (rig_exists(rig.out))
+        disk.n_after++;
+    else
+        disk.n_before++;
+    if (!disk.broken)
+        return (int)syscall(SYS_fsync, fd);
+    errno = EIO;
+    return -1;
 }
 
 /* --- that it works --- */
@@ -699,6 +721,33 @@ static void test_folders_that_cannot_be_written(void **state)
     remote_close(r);
 }
 
+/* The bytes are on the disk before the name, and then the name. */
+static void test_synced_before_it_has_its_name(void **state)
+{
+    (void)state;
+    struct remote *r = must_open(1);
+    const struct pull_request q = request_of(1, 4);
+    disk.n_before = disk.n_after = 0;
+    must_pull(r, &q);
+    assert_int_equal(disk.n_before, 1);
+    assert_int_equal(disk.n_after, 1);
+    remote_close(r);
+}
+
+/* What was written may not be there, though it can still be read: none of it is taken over. */
+static void test_disk_that_cannot_be_synced(void **state)
+{
+    (void)state;
+    struct remote *r = must_open(1);
+    const struct pull_request q = request_of(1, 4);
+    disk.broken = true;
+    expect_pull(r, &q, ERR_IO, "all of it has to come again");
+    disk.broken = false;
+    assert_int_equal(must_pull(r, &q).resumed_bytes, 0);
+    check_file(1, 4, true);
+    remote_close(r);
+}
+
 static void test_names_that_are_taken(void **state)
 {
     (void)state;
@@ -767,6 +816,8 @@ int main(void)
         cmocka_unit_test_setup(test_full_disk, rig_setup),
         cmocka_unit_test_setup(test_disk_that_becomes_full, rig_setup),
         cmocka_unit_test_setup(test_folders_that_cannot_be_written, rig_setup),
+        cmocka_unit_test_setup(test_synced_before_it_has_its_name, rig_setup),
+        cmocka_unit_test_setup(test_disk_that_cannot_be_synced, rig_setup),
         cmocka_unit_test_setup(test_names_that_are_taken, rig_setup),
         cmocka_unit_test_setup(test_too_little_space, rig_setup),
         cmocka_unit_test_setup(test_rate, rig_setup),
