@@ -9,6 +9,7 @@
 #include "base/buf.h"
 
 #include <endian.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define N_ROUNDS 12
@@ -157,15 +158,45 @@ __attribute__((target("avx2,avx512f,avx512vl"))) static void in_step_avx512(stru
 }
 #endif
 
-static in_step_fn in_step_best(void)
+#define MAX_WAYS 3u
+
+struct way {
+    const char *name;
+    in_step_fn fn;
+};
+
+/* What this machine can do, best first. Returns how many there are. */
+static uint32_t find_ways(struct way out[MAX_WAYS])
 {
+    uint32_t n = 0;
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx512vl"))
-        return in_step_avx512;
+        out[n++] = (struct way){"avx512", in_step_avx512};
     if (__builtin_cpu_supports("avx2"))
-        return in_step_avx2;
+        out[n++] = (struct way){"avx2", in_step_avx2};
 #endif
-    return in_step_plain;
+    out[n++] = (struct way){"plain", in_step_plain};
+    return n;
+}
+
+static _Atomic uint32_t way_in_use;
+
+const char *digest4_way(uint32_t i)
+{
+    struct way ways[MAX_WAYS];
+    return i < find_ways(ways) ? ways[i].name : NULL;
+}
+
+void digest4_use(uint32_t i)
+{
+    atomic_store(&way_in_use, i);
+}
+
+static in_step_fn in_step(void)
+{
+    struct way ways[MAX_WAYS];
+    const uint32_t n = find_ways(ways), i = atomic_load_explicit(&way_in_use, memory_order_relaxed);
+    return ways[i < n ? i : 0].fn;
 }
 
 /* --- streams --- */
@@ -249,7 +280,7 @@ static bool some_in_step(struct digest4 *const *d, const uint8_t **p, size_t *le
         ds[i] = &idle;
         ps[i] = ps[0];
     }
-    in_step_best()(ds, ps, n_blocks);
+    in_step()(ds, ps, n_blocks);
     for (uint32_t i = 0; i < n_active; i++) {
         p[who[i]] += n_blocks * BLOCK;
         left[who[i]] -= n_blocks * BLOCK;

@@ -25,4 +25,9 @@ void digest4_put(struct digest4 *d, const void *data, size_t len);
 void digest4_put_all(struct digest4 *const *d, const void *const *data, const size_t *len, uint32_t n);
 void digest4_end(struct digest4 *d, uint8_t out[DIGEST_BYTES]);
 
+/* The instruction sets that digest4_put_all can use on this machine, best first; NULL behind the last. It uses number 0
+ * unless told to use another one: for tests and measurements. */
+const char *digest4_way(uint32_t i);
+void digest4_use(uint32_t i);
+
 #endif
