@@ -665,16 +665,24 @@ static void test_bad_configurations(void **state)
     rig_free(r);
 }
 
-/* faults.md 17: ready means that a probe went all the way around. */
+/* faults.md 17: ready means that a probe went all the way around; both links of rank 0 do not say so. */
 static void test_not_ready_without_a_probe(void **state)
 {
     (void)state;
-    struct rig *r = rig_new(3, 2, 16);
+    struct rig *r = rig_new(4, 2, 16);
     struct err e;
     rig_start(r, 0, &r->m);
     rig_start(r, 1, &r->m);
     assert_int_equal(node_wait_ready(r->node[0], clock_deadline_ms(200), &e), ERR_TIMEOUT);
-    assert_non_null(strstr(e.msg, "rank 0"));
+    assert_non_null(strstr(e.msg, "its predecessor, rank 3, is not linked"));
+    rig_start(r, 3, &r->m);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    do { /* until only rank 2 is missing */
+        assert_int_equal(node_wait_ready(r->node[0], clock_deadline_ms(100), &e), ERR_TIMEOUT);
+    } while (!strstr(e.msg, "no probe came around") && clock_now_ns() < deadline);
+    assert_non_null(strstr(e.msg, "rank 0 waits in vain: no probe came around"));
+    assert_int_equal(node_wait_ready(r->node[0], clock_deadline_ms(300), &e), ERR_TIMEOUT);
+    assert_false(node_is_ready(r->node[0]));
     struct ask *a = ask_send(r, 1, 2, 3);
     assert_int_equal(a->n_ends, 0);
     rig_start(r, 2, &r->m);
