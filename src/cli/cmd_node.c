@@ -148,9 +148,30 @@ static void warm_up(struct node_command *c)
     gen_fini(&g);
 }
 
+/* To who started it by hand; others read the events. */
+static void say_serving(const struct node_command *c, const char *addr)
+{
+    const struct manifest_rank *row = &c->m.ranks[c->r.rank];
+    if (c->status_fd != NO_FD)
+        return;
+    fprintf(stderr, "kvasir: rank %u of %u serves layers [%u,%u) of %s", c->r.rank, c->m.n_ranks, row->first, row->end,
+            c->m.model_name);
+    if (addr && c->m.n_ranks > 1)
+        fprintf(stderr, ", listens on %s", addr);
+    fprintf(stderr, "%s; Ctrl-C ends it\n", c->m.n_ranks > 1 ? ", waits for the other ranks" : "");
+}
+
+static void say_whole(const struct node_command *c, bool *whole)
+{
+    const bool now = node_is_ready(c->r.node);
+    if (c->status_fd == NO_FD && now != *whole)
+        fprintf(stderr, "kvasir: the ring is %s\n", now ? "whole" : "broken: waiting for its nodes");
+    *whole = now;
+}
+
 static void serve(struct node_command *c)
 {
-    bool warmed = c->warmup == 0 || c->r.rank != 0;
+    bool warmed = c->warmup == 0 || c->r.rank != 0, whole = false;
     uint64_t next = clock_now_ns();
     for (;;) {
         struct pollfd fd = {.fd = c->stop.signal_fd, .events = POLLIN};
@@ -158,6 +179,7 @@ static void serve(struct node_command *c)
         poll(&fd, 1, wait > STATS_MS ? STATS_MS : wait);
         if (signals_take(c->stop.signal_fd))
             return;
+        say_whole(c, &whole);
         if (!warmed && node_is_ready(c->r.node)) {
             warm_up(c);
             warmed = true;
@@ -221,6 +243,7 @@ static enum err_code run(struct node_command *c, struct err *e)
     if (c->m.n_ranks == 1) /* no probe has to go around */
         on_event(c, &(struct node_event){.type = NODE_READY});
     log_info("node", "rank=%u window=[%u,%u) serving", index, c->m.ranks[index].first, c->m.ranks[index].end);
+    say_serving(c, addr);
     serve(c);
     serve_drain(&c->serve, c->r.node, c->stop.signal_fd, clock_deadline_ms(c->drain_s * 1000));
     put_stats(c);

@@ -5,7 +5,6 @@
 #include "base/parse.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "cli/oai.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/source.h"
@@ -18,9 +17,8 @@
 #include <unistd.h>
 
 struct pull_command {
-    const char *urls[REMOTE_MAX_ORIGINS];
-    uint32_t n_urls;
-    const char *layers, *out, *index, *token_file, *rate;
+    struct source_options source; /* the URLs */
+    const char *layers, *out, *rate;
     uint32_t n_connections;
     bool need_index, json;
     struct signals_stop stop;
@@ -54,9 +52,9 @@ static void print_json(const struct pull_command *c, const struct pull_request *
 static void print_text(const struct pull_command *c, const struct pull_request *q, const struct pull_result *x)
 {
     char size[16], received[16], id[DIGEST_HEX_SIZE];
-    printf("%s: blocks [%u,%u), %s, %s received in %llu requests", c->out, q->first, q->end,
+    printf("%s: blocks [%u,%u), %s, %s received in %llu request%s", c->out, q->first, q->end,
            parse_fmt_bytes(x->size, size), parse_fmt_bytes(x->received_bytes, received),
-           (unsigned long long)x->n_requests);
+           (unsigned long long)x->n_requests, x->n_requests == 1 ? "" : "s");
     if (x->resumed_bytes)
         printf(", %s were there", parse_fmt_bytes(x->resumed_bytes, size));
     if (x->local_bytes)
@@ -99,8 +97,8 @@ static enum err_code run(struct pull_command *c, struct err *e)
                              .n_connections = c->n_connections,
                              .ctx = c,
                              .progress = on_progress};
-    struct remote *r = NULL;
-    char *token = NULL;
+    const struct source_want want = {.any_name = true, .stop = &c->stop};
+    struct remote *r;
     enum err_code rc = c->layers ? parse_window(c->layers, &q.first, &q.end, e) : OK;
     if (rc == OK && c->rate)
         rc = parse_bytes("--rate", c->rate, &q.rate, e);
@@ -108,25 +106,17 @@ static enum err_code run(struct pull_command *c, struct err *e)
         rc = err_set(e, ERR_ARG, "--rate is bytes a second, at least 1k, for example 500k, 20M or 1G; not '%.40s'",
                      c->rate);
     if (rc == OK)
-        rc = source_token(c->token_file, c->urls, c->n_urls, &token, e);
-    if (rc == OK)
         rc = signals_open(&c->stop.signal_fd, e);
-    if (rc != OK) {
-        oai_key_free(token);
+    if (rc != OK)
         return rc;
-    }
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error like a full disk */
-    const struct remote_config config = {.urls = c->urls,
-                                         .n_urls = c->n_urls,
-                                         .bearer = token,
-                                         .index = c->index,
-                                         .ctx = &c->stop,
-                                         .cancelled = signals_stopped};
-    rc = remote_open(&config, &r, e);
-    if (rc == OK)
-        rc = pull(c, r, &q, e);
+    rc = source_remote(&c->source, &want, &r, e);
+    if (rc != OK)
+        return rc;
+    rc = pull(c, r, &q, e);
     remote_close(r);
-    oai_key_free(token);
+    if (rc == ERR_CANCELLED) /* whichever thread saw the signal first */
+        err_set(e, rc, "the pull was stopped; the same command goes on with it");
     return rc;
 }
 
@@ -136,20 +126,21 @@ int cmd_pull(int argc, char **argv, const struct command *cmd)
     const struct opt opts[] = {
         {"layers", 0, OPT_STRING, "A:B", "the window: blocks A to B-1 (default: all)", &c.layers, 0, 0},
         {"output", 'o', OPT_STRING, "FILE", "write the stage file to FILE", &c.out, 0, 0},
-        {"index", 0, OPT_STRING, "FILE|URL", "the model's index (default: URL.kvi, if it is there)", &c.index, 0, 0},
+        {"index", 0, OPT_STRING, "FILE|URL", "the model's index (default: URL.kvi, if it is there)", &c.source.index, 0,
+         0},
         {"need-index", 0, OPT_FLAG, NULL, "refuse to pull what cannot be verified", &c.need_index, 0, 0},
         {"token-file", 0, OPT_STRING, "FILE", "file with the token for the URLs' hosts, which only you may read",
-         &c.token_file, 0, 0},
+         &c.source.token_file, 0, 0},
         {"rate", 0, OPT_STRING, "N", "at most N bytes a second: 500k, 20M, 1G (default: no limit)", &c.rate, 0, 0},
         {"connections", 0, OPT_U32, "N", "so many at the same time (default: 4)", &c.n_connections, 1, 64},
         {"json", 0, OPT_FLAG, NULL, "print what came as JSON", &c.json, 0, 0},
         {0},
     };
     struct err e;
-    int status = opt_parse(cmd, opts, argc, argv, c.urls, REMOTE_MAX_ORIGINS, &c.n_urls);
+    int status = opt_parse(cmd, opts, argc, argv, c.source.origins.item, REMOTE_MAX_ORIGINS, &c.source.origins.n);
     if (status >= 0)
         return status;
-    if (c.n_urls == 0)
+    if (c.source.origins.n == 0)
         return opt_usage(cmd, "from which URL?");
     if (!c.out)
         return opt_usage(cmd, "into which file? -o FILE");

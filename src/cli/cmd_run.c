@@ -221,7 +221,7 @@ static enum err_code wait_ring(struct run_command *c, struct err *e)
     const uint64_t begin = clock_now_ns();
     progress_begin(&line, "pulling the windows");
     while (rc == OK && !node_is_ready(c->r.node)) {
-        const uint64_t told = local_show_pulls(&c->ring, &line), from = told > begin ? told : begin;
+        const uint64_t told = local_show_start(&c->ring, &line), from = told > begin ? told : begin;
         if (clock_now_ns() >= from + RING_WAIT_MS * CLOCK_NS_PER_MS)
             rc = node_wait_ready(c->r.node, clock_now_ns(), e);
         else
@@ -292,7 +292,8 @@ static void print_summary(const struct run_command *c, const struct gen *g)
         fprintf(stderr, "\n");
     double prompt_s = g->n ? (double)(g->first_ns - c->start_ns) / 1e9 : 0;
     double out_s = (double)(g->last_ns - g->first_ns) / 1e9;
-    fprintf(stderr, "%zu prompt tokens, first token after %.1f ms; %u tokens", c->ids.n, prompt_s * 1e3, g->n);
+    fprintf(stderr, "%zu prompt token%s, first token after %.1f ms; %u token%s", c->ids.n, c->ids.n == 1 ? "" : "s",
+            prompt_s * 1e3, g->n, g->n == 1 ? "" : "s");
     if (g->n > 1 && out_s > 0)
         fprintf(stderr, ", %.1f tokens/s", (double)(g->n - 1) / out_s);
     fprintf(stderr, " (%s)\n", sched_reason_name(g->reason));

@@ -118,7 +118,7 @@ static enum err_code wait_whole(struct up_command *c, struct err *e)
     progress_begin(&p, "pulling the windows");
     while (rc == OK && (!c->ring.child[0].whole || !all_listen(c))) {
         rc = local_wait(&c->ring, &c->wait, 100, e);
-        const uint64_t told = local_show_pulls(&c->ring, &p), from = told > begin ? told : begin;
+        const uint64_t told = local_show_start(&c->ring, &p), from = told > begin ? told : begin;
         if (rc == OK && clock_now_ns() >= from + RING_WAIT_MS * CLOCK_NS_PER_MS) {
             progress_end(&p);
             for (uint32_t i = 0; i < c->ring.m.n_ranks; i++) {

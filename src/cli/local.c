@@ -418,12 +418,23 @@ uint64_t local_pulls(const struct local_ring *l, struct pull_progress *p)
     return last;
 }
 
-uint64_t local_show_pulls(const struct local_ring *l, struct progress *line)
+uint64_t local_show_start(const struct local_ring *l, struct progress *line)
 {
     struct pull_progress p = {0};
     const uint64_t last = local_pulls(l, &p);
-    if (p.total_bytes > 0)
+    uint32_t n = 0, ready = 0;
+    for (uint32_t i = 0; l->child && i < l->m.n_ranks; i++) {
+        n += l->child[i].pid > 0;
+        ready += l->child[i].pid > 0 && l->child[i].loaded;
+    }
+    if (p.done_bytes < p.total_bytes)
         progress_show_rate(line, p.done_bytes, p.total_bytes, p.bytes_per_s, p.eta_s);
+    else if (!progress_due(line))
+        return last;
+    else if (n > 0)
+        progress_line("loading: %u of %u processes are ready", ready, n);
+    else
+        progress_line("waiting for the other ranks");
     return last;
 }
 

@@ -76,8 +76,8 @@ enum err_code local_wait(struct local_ring *l, struct local_wait *w, int ms, str
 
 /* What the children have of their windows is added to *p; when one of them last said so, 0: never. l may be {0}. */
 uint64_t local_pulls(const struct local_ring *l, struct pull_progress *p);
-/* The same, shown when there is something. */
-uint64_t local_show_pulls(const struct local_ring *l, struct progress *line);
+/* Shows that while there is something to pull, else how many ranks are ready; returns the same. */
+uint64_t local_show_start(const struct local_ring *l, struct progress *line);
 
 /* A child that has ended although nobody asked it to; -1: none. */
 int local_dead(const struct local_ring *l);

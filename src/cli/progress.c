@@ -57,13 +57,20 @@ static const char *duration(uint64_t s, char out[32])
     return out;
 }
 
+bool progress_due(struct progress *p)
+{
+    const uint64_t now = clock_now_ns();
+    if (now < p->begin_ns + FIRST_NS || (p->shown_ns && now - p->shown_ns < EVERY_NS))
+        return false;
+    p->shown_ns = now;
+    return true;
+}
+
 void progress_show_rate(struct progress *p, uint64_t done, uint64_t total, uint64_t rate, uint64_t left_s)
 {
-    uint64_t now = clock_now_ns();
     char a[16], b[16], c[16], left[32], per_s[32] = "", rest[48] = "";
-    if (total == 0 || now < p->begin_ns + FIRST_NS || (p->shown_ns && now - p->shown_ns < EVERY_NS))
+    if (total == 0 || !progress_due(p))
         return;
-    p->shown_ns = now;
     if (rate != UINT64_MAX)
         snprintf(per_s, sizeof per_s, ", %s/s", parse_fmt_bytes(rate, c));
     if (left_s != UINT64_MAX)

@@ -22,6 +22,9 @@ struct progress {
 
 void progress_begin(struct progress *p, const char *what);
 
+/* Is it time to show something? Not in the first half second, and a few times a second from then on. */
+bool progress_due(struct progress *p);
+
 /* Bytes done and in all. The rate is the mean since the first call. */
 void progress_show(struct progress *p, uint64_t done, uint64_t total);
 

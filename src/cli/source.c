@@ -66,6 +66,14 @@ static bool names_model(const char *url)
     return n > 5 && strncasecmp(url + n - 5, ".gguf", 5) == 0;
 }
 
+/* "https://host/x?y": anything after the host? */
+static bool has_path(const char *url)
+{
+    const char *host = strstr(url, "://") + 3;
+    const size_t n = strcspn(host, "/?#");
+    return host[n] && host[n + 1];
+}
+
 struct listing {
     const char *base;
     const struct source_want *want;
@@ -237,8 +245,8 @@ static enum err_code resolve(const struct source_options *o, const struct source
     for (uint32_t i = 0; i < o->origins.n; i++) {
         const char *given = o->origins.item[i];
         if (!source_is_url(given))
-            return err_set(e, ERR_ARG, "--origin %.200s is not an http:// or https:// URL", given);
-        if (names_model(given)) {
+            return err_set(e, ERR_ARG, "'%.200s' is not an http:// or https:// URL", given);
+        if (names_model(given) || (w->any_name && has_path(given))) {
             urls[(*n)++] = given;
             continue;
         }

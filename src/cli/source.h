@@ -42,6 +42,7 @@ enum err_code source_token(const char *token_file, const char *const *urls, uint
 struct source_want {
     const uint8_t *model_id;   /* a base URL's model is the one of this id; NULL: the only one that is there */
     bool no_index, no_wait;    /* as in remote.h */
+    bool any_name;             /* a URL with a path is the model's, also when that does not end in .gguf */
     struct signals_stop *stop; /* NULL: none */
 };
 /* Opens the model at o's origins. Base URLs are asked which model it is, for some minutes if they are still computing

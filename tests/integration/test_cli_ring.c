@@ -358,6 +358,7 @@ static void test_nodes_by_hand(void **state)
     for (int i = N_NODES - 1; i >= 0; i--)
         hand_start(&h, i, model);
     cli_says(&h.node[0], PROC_ERR, "the ring is whole");
+    cli_says(&h.node[2], PROC_ERR, "kvasir: the ring is whole");
 
     /* One is killed: rank 0 says so, goes on, and the ring is whole again when it is back. */
     kill(h.node[1].pid, SIGKILL);
@@ -372,8 +373,11 @@ static void test_nodes_by_hand(void **state)
         kill(h.node[i].pid, i == 0 ? SIGINT : SIGTERM);
     for (int i = 0; i < N_NODES; i++) {
         cli_finish(&h.node[i], 0);
-        assert_int_equal(proc_lines(&h.node[i], PROC_ERR, "kvasir:"), 0);
+        assert_int_equal(proc_lines(&h.node[i], PROC_ERR, "kvasir: ERR_"), 0);
     }
+    /* Who starts one sees what it does, and how it goes. */
+    assert_int_equal(proc_lines(&h.node[2], PROC_ERR, "kvasir: rank 2 of 3 serves layers ["), 1);
+    assert_true(proc_lines(&h.node[2], PROC_ERR, "kvasir: the ring is ") > 0);
     hand_fini(&h);
 }
 

@@ -414,7 +414,7 @@ static void test_both_outputs_in_one_place(void **state)
     snprintf(line, sizeof line, "exec '%s' run '%s' -p once -n 4 --temp 0 2>&1", KV_BINARY, long_model);
     start_program(&p, "/bin/sh", line, "-c %");
     finish(&p, 0);
-    const char *at = strstr(proc_text(&p, PROC_OUT), " prompt tokens");
+    const char *at = strstr(proc_text(&p, PROC_OUT), " prompt token");
     assert_non_null(at);
     while (at > proc_text(&p, PROC_OUT) && strchr("0123456789", at[-1]))
         at--;

@@ -157,6 +157,23 @@ static void rank_0_of_a_manifest_pulls_its_window(void **state)
     free(want);
 }
 
+/* As plan and index take it: an origin with one model is named by its base URL. */
+static void pull_takes_the_base_url(void **state)
+{
+    (void)state;
+    struct proc p;
+    char out[PATH_MAX], slash[80];
+    snprintf(slash, sizeof slash, "%s/", base);
+    in_dir("stage.gguf", out);
+    RUN(&p, 0, "pull", slash, "--layers", "0:2", "-o", out);
+    assert_non_null(strstr(proc_text(&p, PROC_OUT), "every tensor verified"));
+    proc_free(&p);
+    RUN(&p, 1, "pull", "m.gguf", "-o", out);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_ARG: 'm.gguf' is not an http"), 1);
+    proc_free(&p);
+    unlink(out);
+}
+
 static void what_is_not_there_is_told(void **state)
 {
     (void)state;
@@ -209,6 +226,7 @@ int main(void)
         cmocka_unit_test_setup(one_process_pulls_the_whole, forget),
         cmocka_unit_test_setup(each_rank_pulls_its_window, forget),
         cmocka_unit_test_setup(rank_0_of_a_manifest_pulls_its_window, forget),
+        cmocka_unit_test_setup(pull_takes_the_base_url, forget),
         cmocka_unit_test_setup(what_is_not_there_is_told, forget),
     };
     alarm(580);
