@@ -456,12 +456,15 @@ static bool put_job(void *ctx, const void *data, size_t len)
     return true;
 }
 
-/* What is left in the lane when the job ended before its end. */
+/* When the job ended before its end: what is left in the lane, and a note of how far it came. */
 static void put_rest(struct fetch *f)
 {
     struct err e;
-    if (f->k < f->job->n && !f->failed && !lane_out(f->p, f->p->order[f->job->first + f->k], f->lane, &e))
-        log_debug("pull", "%s", e.msg);
+    if (f->k < f->job->n && !f->failed) {
+        const size_t i = f->p->order[f->job->first + f->k];
+        if (!lane_out(f->p, i, f->lane, &e) || !note(f->p, i, &e))
+            log_debug("pull", "%s", e.msg);
+    }
     pull_lane_flush(&f->p->hasher, f->lane);
 }
 
