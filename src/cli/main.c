@@ -5,6 +5,8 @@
 #include "cli/commands.h"
 #include "crypto/key.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,6 +41,17 @@ static void settle_openmp(char **argv)
         return;
     self[n] = 0;
     execv(self, argv); /* should it fail, all goes on, only slower */
+}
+
+/* Started without one of them, as by `>&-`, the next file that is opened would get its number, and be read or written
+ * in its place. What stands in for it can be neither read nor written, as the missing one. */
+static void fill_standard_fds(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(EXIT_FAILED); /* nobody to tell */
+    }
 }
 
 static const struct command *find(const char *name)
@@ -78,6 +91,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    fill_standard_fds();
     settle_openmp(argv);
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {

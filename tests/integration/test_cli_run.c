@@ -436,6 +436,20 @@ static void test_output_is_closed(void **state)
     check_clean();
 }
 
+/* Started without a standard output: no other file is taken for it. */
+static void test_there_is_no_output(void **state)
+{
+    (void)state;
+    struct proc p;
+    char line[3 * PATH_MAX];
+    snprintf(line, sizeof line, "exec '%s' run '%s' -p once -n 4 --stages 2 >&-", KV_BINARY, long_model);
+    start_program(&p, "/bin/sh", line, "-c %");
+    finish(&p, 1);
+    assert_int_equal(proc_lines(&p, PROC_ERR, "kvasir: ERR_IO: cannot write the text: Bad file descriptor"), 1);
+    proc_free(&p);
+    check_clean();
+}
+
 static void test_output_is_full(void **state)
 {
     (void)state;
@@ -872,6 +886,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_interrupted_while_the_text_is_read),
         cmocka_unit_test(test_both_outputs_in_one_place),
         cmocka_unit_test(test_output_is_closed),
+        cmocka_unit_test(test_there_is_no_output),
         cmocka_unit_test(test_output_is_full),
         cmocka_unit_test(test_wrong_input),
         cmocka_unit_test(test_a_part_cannot_load),
