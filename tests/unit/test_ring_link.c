@@ -416,6 +416,50 @@ static void test_heartbeats_keep_an_idle_link(void **state)
     world_close(&w);
 }
 
+static void set_gate(struct end *x, bool shut)
+{
+    pthread_mutex_lock(&x->mutex);
+    x->gate_shut = shut;
+    pthread_cond_broadcast(&x->cond);
+    pthread_mutex_unlock(&x->mutex);
+}
+
+/* One end reads nothing for twice the time after which silence is death; its heartbeats say that it lives. Did both
+ * ends keep the link? */
+static bool lives_without_reading(void)
+{
+    const struct link_options opt = {.heartbeat_ms = 30, .death_ms = 600};
+    const uint64_t until = clock_deadline_ms(WAIT_MS), long_enough = clock_deadline_ms(2 * opt.death_ms);
+    struct world w;
+    struct end client;
+    struct link_stats s = {0};
+    world_open(&w, 0);
+    connect_pair(&w, &client, &opt, &opt);
+    set_gate(&w.server, true);
+    assert_int_equal(send_frame(client.link, 1, 100, NULL), OK);
+    while ((s.frames_in < 40 || clock_left_ms(long_enough) > 0) && !link_is_down(client.link) &&
+           !link_is_down(w.server.link) && clock_left_ms(until) > 0) {
+        poll(NULL, 0, 5);
+        link_stats_get(client.link, &s);
+    }
+    bool both = !link_is_down(client.link) && !link_is_down(w.server.link);
+    set_gate(&w.server, false);
+    if (both)
+        wait_count(&w.server, &w.server.n_frames, 1);
+    end_fini(&client);
+    world_close(&w);
+    return both;
+}
+
+static void test_a_neighbour_that_reads_nothing_for_long_keeps_its_link(void **state)
+{
+    (void)state;
+    bool kept = false;
+    for (int attempt = 0; attempt < 3 && !kept; attempt++) /* the machine itself may have stood still */
+        kept = lives_without_reading();
+    assert_true(kept);
+}
+
 static void test_a_goodbye_is_delivered_with_its_reason(void **state)
 {
     (void)state;
@@ -850,6 +894,7 @@ int main(void)
         cmocka_unit_test(test_a_slow_reader_gives_busy_and_nothing_is_lost),
         cmocka_unit_test(test_a_stuck_link_is_closed_at_once),
         cmocka_unit_test(test_heartbeats_keep_an_idle_link),
+        cmocka_unit_test(test_a_neighbour_that_reads_nothing_for_long_keeps_its_link),
         cmocka_unit_test(test_a_goodbye_is_delivered_with_its_reason),
         cmocka_unit_test(test_a_clean_goodbye_has_code_ok),
         cmocka_unit_test(test_a_peer_that_returns_gets_a_new_link),
