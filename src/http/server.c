@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -22,6 +23,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -43,6 +45,12 @@ void conn_cut(struct http_conn *c)
 {
     c->cut = true;
     conn_mark_dirty(c);
+}
+
+void conn_set_patience(const struct http_conn *c, uint32_t ms)
+{
+    const unsigned unacked_ms = ms;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
 }
 
 /* --- one connection --- */
@@ -209,6 +217,7 @@ static void next_request(struct http_conn *c)
     if (keep && c->leftover)
         lws_rx_flow_control(c->wsi, 1);
     if (keep && lws_http_transaction_completed(c->wsi) == 0) {
+        conn_set_patience(c, s->config.idle_ms);
         service(c, LWS_POLLOUT); /* this is when lws begins anew */
         const bool leftover = c->leftover && c->wsi && lws_has_leftover(s);
         c->leftover = false;
@@ -226,6 +235,13 @@ static void next_request(struct http_conn *c)
         return;
     }
     begin_ending(c);
+}
+
+/* Bytes in the socket that the client's machine has not confirmed. */
+static int unsent(const struct http_conn *c)
+{
+    int n = 0;
+    return ioctl(c->fd, SIOCOUTQ, &n) == 0 ? n : 0;
 }
 
 /* Sends, and notices what became of the connection. */
@@ -249,6 +265,8 @@ static void tend(struct http_conn *c)
         return;
     }
     arm(c);
+    if (c->armed & EPOLLOUT)
+        c->unsent = unsent(c);
     if (c->state == CONN_BUSY && c->r->disk_since_ns && !c->dirty) {
         c->dirty = true;
         c->next_dirty = c->s->resting;
@@ -326,10 +344,16 @@ static void on_conn_event(struct http_conn *c, uint32_t events)
 
 static void on_deadline(struct http_conn *c)
 {
-    if (c->state == CONN_READING)
+    const int left = unsent(c);
+    if (c->state == CONN_READING) {
         refuse_early(c, 408, "The request did not arrive in time.");
-    else
+    } else if (c->state == CONN_BUSY && left < c->unsent) {
+        /* Slow, but it goes on: epoll waits for a third of the socket to be free, which may take longer. */
+        c->unsent = left;
+        c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
+    } else {
         finish(c);
+    }
 }
 
 /* --- accepting --- */
@@ -361,6 +385,7 @@ static void adopt(struct http_server *s, int fd, const struct sockaddr_storage *
         return;
     }
     lws_set_opaque_user_data(c->wsi, c);
+    conn_set_patience(c, s->config.idle_ms);
     c->next = s->conns;
     if (s->conns)
         s->conns->prev = c;
@@ -380,16 +405,14 @@ static void watch_listener(struct http_server *s, bool on)
 }
 
 /* Parts go out at once; a client whose machine is gone without a word is noticed. */
-static void set_options(const struct http_server *s, int fd)
+static void set_options(int fd)
 {
     const int one = 1, quiet_s = 60, probe_s = 10, probes = 3;
-    const unsigned unacked_ms = s->config.idle_ms;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &quiet_s, sizeof quiet_s);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacked_ms, sizeof unacked_ms);
 }
 
 static void accept_some(struct http_server *s)
@@ -409,13 +432,16 @@ static void accept_some(struct http_server *s)
             }
             return;
         }
-        set_options(s, fd);
+        set_options(fd);
         if (s->n_conns >= s->config.max_connections) {
             char peer[64];
             peer_text(&ss, len, peer, sizeof peer);
             reply_raw(s, fd, peer, NULL, 0, 503,
                       "This server has as many connections as it may have: try again later.");
             shutdown(fd, SHUT_WR);
+            /* Closed with bytes unread it would be reset, which takes the answer away from some clients. */
+            if (recv(fd, s->head, s->config.max_head + 1, MSG_DONTWAIT) < 0 && errno != EAGAIN)
+                log_debug("http", "%s did not wait for its refusal", peer);
             close(fd);
         } else {
             adopt(s, fd, &ss, len);

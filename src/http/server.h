@@ -37,7 +37,7 @@ struct http_config {
     uint32_t max_body;        /* bytes; 0: 8 MiB; more: 413 */
     uint32_t max_head;        /* bytes of request line and headers, at most 32 KiB; 0: 16 KiB; more: 431 */
     uint32_t head_ms;         /* for a whole request (head and body) to arrive; 0: 10000; then 408 */
-    uint32_t idle_ms;         /* kept-alive connections without a request, clients that take nothing; 0: 30000 */
+    uint32_t idle_ms;         /* kept-alive connections without a request, clients that take nothing at all; 0: 30000 */
     uint32_t max_queued;      /* bytes of http_write that may wait for a slow client; 0: 1 MiB; then it is cut off */
     void *ctx;
     /* A whole request. Respond now or later; may be never (the connection stays until the client goes). */
@@ -97,8 +97,9 @@ struct http_source {
     uint64_t length; /* of the body */
     void *ctx;
     bool (*read)(void *ctx, uint64_t offset, void *data, size_t len);
-    /* Where the bytes from offset on lie in a file, as far as they do: they go into the socket without being copied, once
-     * the disk has read them; others are served meanwhile. It is asked before each piece; false, or NULL: read is asked. */
+    /* Where the bytes from offset on lie in a file, as far as they do: they go into the socket without being copied,
+     * once the disk has read them; others are served meanwhile. It is asked before each piece; false, or NULL: read is
+     * asked. */
     bool (*place)(void *ctx, uint64_t offset, struct http_place *out);
     void (*sent)(void *ctx, size_t len); /* so much more has gone into the socket; may be NULL */
 };

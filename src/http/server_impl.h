@@ -64,6 +64,7 @@ struct http_conn {
     bool head_seen;   /* the head was looked at, or cannot be: lws reads it */
     bool dirty, dead, cut;
     uint64_t deadline_ns; /* of the state; 0: none */
+    int unsent;           /* bytes in the socket that the client had not taken when it was last looked at */
     uint64_t began_ns;    /* the request's first byte */
     struct http_request *r;
     char peer[64];
@@ -93,6 +94,10 @@ struct http_server {
 /* --- server.c --- */
 void conn_mark_dirty(struct http_conn *c); /* the loop will look at it before it waits again */
 void conn_cut(struct http_conn *c);        /* to be closed at once, when the loop looks at it */
+/* The kernel resets a connection whose client has confirmed nothing for so long, as when its machine is gone. 0: never;
+ * it also resets one whose client takes a little at a time (its window never fits all that is next), so a body that is
+ * more than the socket holds is left to the loop's own deadline. */
+void conn_set_patience(const struct http_conn *c, uint32_t ms);
 
 /* --- server_head.c: lws's callback; requests come out of it --- */
 int server_lws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t len);

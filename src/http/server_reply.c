@@ -181,6 +181,7 @@ void http_send(struct http_request *r, const struct http_reply *reply, const str
     end_head(r);
     if (has_body(r) && source->length > 0) {
         r->source = *source;
+        conn_set_patience(r->conn, 0);
         r->piece = malloc(HTTP_PIECE_BYTES);
         if (!r->piece)
             conn_cut(r->conn);

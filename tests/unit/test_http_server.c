@@ -582,6 +582,49 @@ static void test_reader_that_stops_is_cut(void **state)
     assert_int_equal(a.n_done, 0);
 }
 
+/* Takes 4 KiB at a time for as long as four patiences of the server; false: it was cut. *gap_ms: the longest that this
+ * thread let the server wait. */
+static bool read_slowly(int fd, uint32_t idle_ms, uint32_t *gap_ms)
+{
+    const uint64_t until = clock_deadline_ms(4 * idle_ms);
+    uint64_t last = clock_now_ns();
+    char data[4096];
+    for (*gap_ms = 0; clock_now_ns() < until; usleep(20000)) {
+        const ssize_t n = recv(fd, data, sizeof data, 0);
+        if (n == 0 || (n < 0 && errno != EINTR))
+            return false;
+        const uint32_t gap = (uint32_t)((clock_now_ns() - last) / CLOCK_NS_PER_MS);
+        last = clock_now_ns();
+        *gap_ms = gap > *gap_ms ? gap : *gap_ms;
+    }
+    return true;
+}
+
+/* Who takes little at a time is not who takes nothing. */
+static void test_slow_reader_that_goes_on_is_not_cut(void **state)
+{
+    (void)state;
+    static struct web a;
+    static const uint32_t idle_ms = 800;
+    const uint64_t deadline = clock_deadline_ms(WEB_WAIT_MS);
+    const int small = 131072;
+    uint32_t gap_ms;
+    bool whole = false;
+    web_start(&a, (struct http_config){.idle_ms = idle_ms, .head_ms = WEB_WAIT_MS});
+    while (!whole && clock_now_ns() < deadline) {
+        const int fd = web_dial(&a);
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+        web_say(fd, "GET /made/900000000000 HTTP/1.1\r\n" HOST "\r\n");
+        whole = read_slowly(fd, idle_ms, &gap_ms);
+        close(fd);
+        if (!whole && gap_ms < idle_ms / 4) /* else it was this thread that was slow: again */
+            fail_msg("cut, though never more than %u ms passed", gap_ms);
+    }
+    web_stop(&a);
+    if (!whole)
+        skip(); /* never fast enough to tell */
+}
+
 /* --- pipelines --- */
 
 static void test_pipelined_requests_in_order(void **state)
@@ -815,6 +858,7 @@ int main(void)
         cmocka_unit_test(test_half_closed_client),
         cmocka_unit_test(test_slow_reader_is_cut),
         cmocka_unit_test(test_reader_that_stops_is_cut),
+        cmocka_unit_test(test_slow_reader_that_goes_on_is_not_cut),
         cmocka_unit_test(test_pipelined_requests_in_order),
         cmocka_unit_test(test_bytes_after_a_body_end_the_connection),
         cmocka_unit_test(test_pipelined_body_is_never_mixed_up),
