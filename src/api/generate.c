@@ -194,6 +194,25 @@ static void count_error(struct api *a, enum err_code code)
 
 /* --- writing ------------------------------------------------------------------------------------- */
 
+static void fail_memory(struct api_call *call)
+{
+    struct api_error x;
+    api_fail(&x, 500, "out_of_memory", NULL, "out of memory for the answer");
+    fail_call(call, &x);
+}
+
+/* Whole events, or none and the end of the stream with an error. Frees out. */
+static void write_events(struct api_call *call, struct buf *out)
+{
+    if (out->failed) {
+        fail_memory(call);
+    } else if (out->len) {
+        http_write(call->x->r, out->data, out->len);
+        call->last_sent_ns = clock_now_ns();
+    }
+    buf_free(out);
+}
+
 static void begin_stream(struct api_call *call)
 {
     struct buf out = {0};
@@ -203,10 +222,8 @@ static void begin_stream(struct api_call *call)
     api_send_begin(call->x);
     for (uint32_t i = 0; call->q.chat && i < call->n_choices; i++)
         api_put_role(&call->choice[i], &out);
-    if (out.len)
-        http_write(call->x->r, out.data, out.len);
     call->last_sent_ns = clock_now_ns();
-    buf_free(&out);
+    write_events(call, &out);
 }
 
 /* Writes what has come since the last event, up to byte `end` of the text; finish: this is the last one. */
@@ -215,13 +232,11 @@ static void write_chunk(struct api_choice *ch, size_t end, const char *finish)
     struct api_call *call = ch->call;
     struct buf out = {0};
     begin_stream(call);
+    if (call->closed)
+        return;
     api_put_chunk(ch, end - ch->n_sent, finish, &out);
     ch->n_sent = end;
-    if (out.len && !out.failed) {
-        http_write(call->x->r, out.data, out.len);
-        call->last_sent_ns = clock_now_ns();
-    }
-    buf_free(&out);
+    write_events(call, &out);
 }
 
 /* All choices are done. */
@@ -230,18 +245,20 @@ static void end_call(struct api_call *call)
     struct buf out = {0};
     if (call->closed || !call->x)
         return;
-    call->closed = true;
     if (!call->q.stream) {
+        call->closed = true;
         api_put_answer(call, &out);
         api_send_json(call->x, &out);
-    } else {
-        if (call->q.include_usage)
-            api_put_usage(call, &out);
-        buf_puts(&out, "data: [DONE]\n\n");
-        http_write(call->x->r, out.data, out.len);
-        http_end(call->x->r);
+        buf_free(&out);
+        return;
     }
-    buf_free(&out);
+    if (call->q.include_usage)
+        api_put_usage(call, &out);
+    buf_puts(&out, "data: [DONE]\n\n");
+    write_events(call, &out);
+    if (!call->closed)
+        http_end(call->x->r);
+    call->closed = true;
 }
 
 static void end_choice(struct api_choice *ch, const char *finish, enum api_finish kind)
@@ -305,13 +322,6 @@ static bool keep_logprob(struct api_choice *ch, const struct batch_result *r, si
     l->n_top = r->n_top < BATCH_MAX_TOP ? r->n_top : BATCH_MAX_TOP;
     memcpy(l->top, r->top, l->n_top * sizeof *l->top);
     return true;
-}
-
-static void fail_memory(struct api_call *call)
-{
-    struct api_error x;
-    api_fail(&x, 500, "out_of_memory", NULL, "out of memory for the answer");
-    fail_call(call, &x);
 }
 
 static void take_token(struct api_choice *ch, const struct batch_result *r)
@@ -498,6 +508,8 @@ static bool encode_chat(const struct api *a, const struct api_request *q, struct
         return api_fail(x, 400, "chat_not_supported", "messages",
                         "this model has no chat format that is known (%s); /v1/completions works",
                         a->c.chat_reason ? a->c.chat_reason : "no template");
+    if (q->n_messages >= a->lim.n_ctx) /* each takes a token or more, though it says nothing */
+        return too_long(a, "messages", q->n_messages, "messages", x);
     for (size_t i = 0; i < q->n_messages; i++)
         bytes += q->messages[i].len;
     if (far_too_long(a, bytes))

@@ -78,6 +78,9 @@ static enum err_code keys_read(struct api_keys *k, struct err *e)
         rc = err_set(e, ERR_NOMEM, "out of memory for the keys of %s", k->path);
     if (rc == OK)
         rc = take_lines(k->path, (const char *)text.data, text.len, digest, &n, e);
+    if (rc == OK && n == 0)
+        rc = err_set(e, ERR_ARG, "%s has no key: one a line; empty lines and lines that begin with # do not count",
+                     k->path);
     if (text.data)
         explicit_bzero(text.data, text.cap);
     buf_free(&text);
@@ -103,9 +106,6 @@ enum err_code api_keys_open(const char *path, struct api_keys **out, struct err 
         rc = err_set_os(e, ERR_IO, errno, "cannot read the API keys in %s", path);
     if (rc == OK)
         rc = keys_read(k, e);
-    if (rc == OK && k->n == 0)
-        rc = err_set(e, ERR_ARG, "%s has no key: one a line; empty lines and lines that begin with # do not count",
-                     path);
     if (rc != OK) {
         api_keys_close(k);
         return rc;
@@ -132,7 +132,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A file that is gone or broken leaves the keys as they were: whoever replaces it badly locks nobody out. */
+/* A file that is gone or broken, or empty, as it is while somebody writes it, leaves the keys as they were: whoever
+ * replaces it badly locks nobody out. */
 static void look_again(struct api_keys *k)
 {
     struct stat now;

@@ -113,11 +113,11 @@ static void put_old_top(const struct api *a, const struct api_logprob *l, struct
     buf_puts(out, "}");
 }
 
-/* Characters before a byte of the text. */
-static size_t n_chars(const struct buf *text, size_t end)
+/* Characters that begin in bytes [first, end) of the text. */
+static size_t n_chars(const struct buf *text, size_t first, size_t end)
 {
     size_t n = 0;
-    for (size_t i = 0; i < end && i < text->len; i++)
+    for (size_t i = first; i < end && i < text->len; i++)
         n += (text->data[i] & 0xc0) != 0x80;
     return n;
 }
@@ -146,11 +146,8 @@ static void put_old_logprobs(const struct api_choice *ch, const struct api_logpr
         buf_puts(out, n ? "]" : "[]");
     buf_puts(out, ",\"text_offset\":[");
     for (size_t i = 0, at = 0, chars = 0; i < n; i++) {
-        if (i == 0)
-            chars = n_chars(&ch->text, l[0].begin);
-        else
-            chars += n_chars(&(struct buf){.data = ch->text.data + at, .len = ch->text.len - at}, l[i].begin - at);
-        at = l[i].begin < ch->text.len ? l[i].begin : ch->text.len;
+        chars += n_chars(&ch->text, at, l[i].begin);
+        at = l[i].begin;
         buf_printf(out, i ? ",%zu" : "%zu", chars);
     }
     buf_puts(out, "]}");

@@ -449,6 +449,12 @@ static void test_fault20_an_over_long_prompt_names_both_numbers(void **state)
         buf_put_u8(&body, 'x');
     buf_puts(&body, "\"}");
     fails(r, "POST", "/v1/completions", NULL, buf_str(&body), 400, "context_length_exceeded", "1100000 bytes");
+    buf_clear(&body);
+    buf_puts(&body, "{\"messages\":[{\"role\":\"user\",\"content\":\"\"}"); /* each is some tokens all the same */
+    for (int i = 1; i < 250000; i++)
+        buf_puts(&body, ",{\"role\":\"user\",\"content\":\"\"}");
+    buf_puts(&body, "]}");
+    fails(r, "POST", CHATS, NULL, buf_str(&body), 400, "context_length_exceeded", "250000 messages");
     buf_free(&body);
     /* The longest that fits: the rest of the context is the answer's. */
     buf_puts(&body, "{\"temperature\":0,\"prompt\":[1");
@@ -525,6 +531,15 @@ static void test_fault37_a_key_counts_on_every_route(void **state)
         usleep(50000);
     assert_int_equal(status_with(r, "GET", "/v1/ring", "Bearer third-key-1234"), 200);
     assert_int_equal(status_with(r, "GET", "/v1/ring", "Bearer first-key-1234"), 401);
+    /* A file without keys, as it is while somebody writes it, changes nothing; a file with another key does. */
+    write_keys(path, "# none\n");
+    for (uint64_t until = clock_deadline_ms(1500); clock_now_ns() < until; usleep(50000))
+        assert_int_equal(status_with(r, "GET", "/v1/ring", "Bearer third-key-1234"), 200);
+    write_keys(path, "fourth-key-1234\n");
+    deadline = clock_deadline_ms(API_RIG_MS);
+    while (status_with(r, "GET", "/v1/ring", "Bearer fourth-key-1234") != 200 && clock_now_ns() < deadline)
+        usleep(50000);
+    assert_int_equal(status_with(r, "GET", "/v1/ring", "Bearer third-key-1234"), 401);
     api_rig_free(r);
     unlink(path);
 }
