@@ -107,7 +107,7 @@ static void what_takes_long_says_how_far_it_is(void **state)
 static void without_a_terminal_there_is_no_line(void **state)
 {
     (void)state;
-    int ends[2];
+    int ends[2] = {-1, -1};
     char got[8];
     fflush(stderr);
     const int saved = dup(STDERR_FILENO);
