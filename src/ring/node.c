@@ -154,11 +154,17 @@ static enum err_code on_events(struct node *n, struct edges *x, const struct fra
     return entry_events(n->entry, x, payload, h->length, e);
 }
 
+/* The code by which a loss ends requests. What broke the ring (a limit, a full queue, a signature) was not theirs, and
+ * would read as if it were. */
+static enum err_code loss_code(enum err_code code)
+{
+    return code == ERR_TIMEOUT ? code : ERR_CLOSED;
+}
+
 /* Other ranks than 0: requests that entered here cannot go on. */
 static void lose(struct node *n, enum err_code code, const char *text)
 {
-    code = code == OK ? ERR_CLOSED : code;
-    entry_break(n->entry, code, text[0] ? text : err_text(code));
+    entry_break(n->entry, loss_code(code), text[0] ? text : err_text(loss_code(code)));
     set_ready(n, false);
 }
 
@@ -243,8 +249,8 @@ static void broken(struct node *n, enum err_code code, const char *text)
     if (was)
         n->broken_ns = clock_now_ns();
     pthread_mutex_lock(&n->sched_mutex);
-    sched_fail_all(n->sched, code, text);
-    remote_fail_all(n->remote, code, text);
+    sched_fail_all(n->sched, loss_code(code), text);
+    remote_fail_all(n->remote, loss_code(code), text);
     tell(n, n->edges);
     pthread_mutex_unlock(&n->sched_mutex);
     if (was) {

@@ -514,6 +514,34 @@ static void test_a_loss_that_passes_ends_all_requests(void **state)
     boss_free(b);
 }
 
+/* Whatever broke the ring, it was not the request: it must not read as a refusal of it (429, 400). */
+static void test_the_code_of_a_loss_is_not_the_requests(void **state)
+{
+    (void)state;
+    static const enum err_code codes[] = {ERR_BUSY, ERR_LIMIT, ERR_ARG, ERR_AUTH};
+    struct boss *b = boss_new();
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        struct frame_fail f = {.code = codes[i], .rank = 0, .text = "something broke"};
+        struct buf out = {0};
+        struct err e;
+        struct ask *a = ask_send_at(b->r, 1, 1, 3, 5);
+        assert_int_equal(next(b, FRAME_SUBMIT).h.request_id, a->id);
+        assert_int_equal(frame_fail_put(&out, FRAME_FAIL, 0, &f, &e), OK);
+        put(b, &out);
+        struct caught c = next(b, FRAME_FAIL); /* goes on as it came */
+        assert_int_equal(frame_fail_get(c.payload, c.h.length, &f, &e), OK);
+        assert_int_equal(f.code, codes[i]);
+        (void)next(b, FRAME_CANCEL);
+        ask_ends(a, SCHED_FAILED);
+        assert_int_equal(a->code, ERR_CLOSED);
+        assert_string_equal(a->text, "something broke");
+        ask_free(a);
+        send_probe(b, true);
+        rig_ready_at(b->r, 1);
+    }
+    boss_free(b);
+}
+
 int main(int argc, char **argv)
 {
     struct err e;
@@ -534,6 +562,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_news_of_a_request_that_ended_are_ignored),
         cmocka_unit_test(test_a_request_cancelled_on_its_way),
         cmocka_unit_test(test_a_loss_that_passes_ends_all_requests),
+        cmocka_unit_test(test_the_code_of_a_loss_is_not_the_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

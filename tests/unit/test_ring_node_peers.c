@@ -623,7 +623,7 @@ static void test_an_answer_from_before_a_loss_is_ignored(void **state)
     (void)state;
     struct evil *v = evil_new(0);
     struct buf b = {0};
-    struct frame_fail f = {.code = ERR_CLOSED, .rank = 1, .text = "my predecessor was away"};
+    struct frame_fail f = {.code = ERR_LIMIT, .rank = 1, .text = "my predecessor was away"};
     rig_ready(v->r);
     struct ask *a = ask_send(v->r, 1, 3, 5);
     evil_wait(v, &v->n_steps, 1);
@@ -632,6 +632,7 @@ static void test_an_answer_from_before_a_loss_is_ignored(void **state)
     send_out(v, &b);
     ask_ends(a, SCHED_FAILED);
     assert_non_null(strstr(a->text, "my predecessor was away"));
+    assert_int_equal(a->code, ERR_CLOSED); /* it was not the request that was over a limit */
     ask_free(a);
     rig_ready(v->r);
     a = ask_send(v->r, 1, 3, 1);
