@@ -22,7 +22,7 @@
 #define FIRST_BYTES      (4u << 10)  /* of a file, asked for at first: no header worth the name is smaller */
 #define SMALL_STEPS      3u          /* so many requests go on in small steps */
 #define LARGE_STEPS      6u          /* from that request on it goes on in large ones */
-#define MAX_HEAD_BYTES   (64u << 20) /* an index that says a header is longer is not believed */
+#define MAX_HEAD_BYTES   (32u << 20) /* an index that says a header is longer is not believed */
 #define MAX_URL          4096u
 #define CHUNK_BYTES      (512u << 10) /* of a body, handed over at once */
 #define WINDOW_BYTES     (2u << 20)   /* on the way: what a killed pull loses of each connection */

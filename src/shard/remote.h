@@ -44,8 +44,8 @@ const struct index_file *remote_index_file(const struct remote *r); /* the same 
 
 /* One reader for each thread: keeps its connection open. */
 struct remote_reader;
-/* So many will be at work at once (not said: few); before they begin. What each holds in memory and may have on its way
- * is its share of 8 and 24 MiB, and no more than 512 KiB and 2 MiB. */
+/* So many readers will be at work at once (1 unless it is said), said before they begin: each has its share of 8 MiB as
+ * its buffer, at most 512 KiB, and of 24 MiB as what may be on its way, at most 2 MiB. */
 void remote_share(struct remote *r, uint32_t n_readers);
 enum err_code remote_reader_new(struct remote *r, struct remote_reader **out, struct err *e) KV_MUST_USE;
 void remote_reader_free(struct remote_reader *x);

@@ -69,7 +69,9 @@ static void *wire_main(void *arg)
 {
     struct wire *w = arg;
     for (;;) {
-        const int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC);
+        struct sockaddr_in peer;
+        socklen_t len = sizeof peer;
+        const int fd = accept4(w->fd, (struct sockaddr *)&peer, &len, SOCK_CLOEXEC);
         uint64_t from, to;
         if (fd < 0)
             return NULL;
