@@ -120,8 +120,10 @@ static void test_killed_twenty_times(void **state)
         const uint64_t before = landed(), until = random % (8u << 20);
         bad_count_again(rig.s[0]);
         start(&p, NULL, ARGS(rig.url[0], "--layers", "0:8", "--rate", "60M", "--need-index"));
+        /* Some at least have written something: on a slow machine what was sent may not have got that far. */
+        const bool wrote = i % 8 == 0;
         const uint64_t deadline = clock_deadline_ms(60000);
-        while (bad_count(rig.s[0]).body_bytes < until && clock_now_ns() < deadline)
+        while ((bad_count(rig.s[0]).body_bytes < until || (wrote && landed() == before)) && clock_now_ns() < deadline)
             usleep(500);
         n_killed += kill(p.pid, SIGKILL) == 0;
         finish(&p);

@@ -10,7 +10,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +17,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAX_HEAD  8192
-#define MAX_CONNS 256
-#define PART      65536u
+#define MAX_HEAD    8192
+#define MAX_CONNS   256
+#define PART        65536u
+#define SEND_BUFFER (256 << 10) /* what was sent and has not arrived is little on every machine */
 
 struct file {
     char path[128], etag[80];
@@ -49,7 +49,7 @@ struct bad_httpd {
     uint32_t n_rules;
     char token[128];
     struct bad_counts counts;
-    atomic_ullong body_bytes;
+    uint32_t n_counted_again; /* calls of bad_count_again */
 };
 
 struct connection {
@@ -107,15 +107,22 @@ static bool pause_ms(int fd, int ms)
 
 static bool send_bytes(struct bad_httpd *s, int fd, const uint8_t *p, size_t len)
 {
-    while (len > 0) {
-        const ssize_t n = send(fd, p, len, MSG_NOSIGNAL);
-        if (n <= 0)
-            return false;
-        atomic_fetch_add(&s->body_bytes, (unsigned long long)n);
+    pthread_mutex_lock(&s->lock);
+    const uint32_t again = s->n_counted_again;
+    s->counts.body_bytes += len; /* first: who has received them may look at once */
+    pthread_mutex_unlock(&s->lock);
+    ssize_t n = 1;
+    while (len > 0 && (n = send(fd, p, len, MSG_NOSIGNAL)) > 0) {
         p += n;
         len -= (size_t)n;
     }
-    return true;
+    if (n > 0)
+        return true;
+    pthread_mutex_lock(&s->lock);
+    if (again == s->n_counted_again)
+        s->counts.body_bytes -= len;
+    pthread_mutex_unlock(&s->lock);
+    return false;
 }
 
 /* --- reading requests --- */
@@ -340,9 +347,10 @@ static void *connection_main(void *arg)
 
 static void take_connection(struct bad_httpd *s, int fd)
 {
-    const int one = 1;
+    const int one = 1, buffer = SEND_BUFFER;
     struct connection *c = malloc(sizeof *c);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     pthread_mutex_lock(&s->lock);
     const bool room = c && !s->stop && s->n_threads < MAX_CONNS;
     if (room) {
@@ -475,9 +483,8 @@ void bad_token(struct bad_httpd *s, const char *token)
 struct bad_counts bad_count(struct bad_httpd *s)
 {
     pthread_mutex_lock(&s->lock);
-    struct bad_counts c = s->counts;
+    const struct bad_counts c = s->counts;
     pthread_mutex_unlock(&s->lock);
-    c.body_bytes = atomic_load(&s->body_bytes);
     return c;
 }
 
@@ -485,6 +492,6 @@ void bad_count_again(struct bad_httpd *s)
 {
     pthread_mutex_lock(&s->lock);
     s->counts = (struct bad_counts){0};
+    s->n_counted_again++;
     pthread_mutex_unlock(&s->lock);
-    atomic_store(&s->body_bytes, 0);
 }
