@@ -137,6 +137,7 @@ static void test_killed_twenty_times(void **state)
     assert_int_equal(n_killed, N_KILLS);
     print_message("at worst %.1f MiB fetched again\n", (double)worst / (1 << 20));
     assert_true(worst < MAX_AGAIN);
+    assert_true(landed() > 0);
     start(&p, NULL, ARGS(rig.url[0], "--layers", "0:8", "--json"));
     if (finish(&p) != 0)
         fail_msg("%s", proc_text(&p, PROC_ERR));
