@@ -15,6 +15,7 @@
 
 #include "base/io.h"
 #include "lib/maker.h"
+#include "lib/proc.h"
 #include "lib/stage_run.h"
 #include "lib/test_util.h"
 #include "plan/plan.h"
@@ -22,21 +23,20 @@
 #include <ggml.h>
 
 #include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define N_RANKS     4
 #define N_PROMPT    384 /* in one step: the compute buffers are really used */
 #define N_TOKENS    64
 #define ALLOWED_MIB 40
+#define RANK_MS     300000u
 #define MIB(bytes)  ((double)(bytes) / (1024.0 * 1024.0))
 
 struct numbers {
     uint64_t resident, at_open, weight, repacked, kv, compute;
 };
 
-/* --- the child: one rank
- * ------------------------------------------------------------------------------------------------ */
+/* --- the child: one rank -------------------------------------------------------------------------- */
 
 static int rank_main(const char *path, uint32_t first, uint32_t end)
 {
@@ -78,34 +78,22 @@ static int rank_main(const char *path, uint32_t first, uint32_t end)
     return 0;
 }
 
-/* --- the parent
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- the parent ----------------------------------------------------------------------------------- */
 
 static struct numbers run_rank(const char *path, const struct plan_window *w)
 {
     struct numbers n = {0};
+    struct proc p;
     char first[16], end[16];
-    int fd[2], status;
+    const char *argv[] = {"/proc/self/exe", "--rank", path, first, end, NULL};
     snprintf(first, sizeof first, "%u", w->first);
     snprintf(end, sizeof end, "%u", w->end);
-    assert_int_equal(pipe(fd), 0);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        dup2(fd[1], STDOUT_FILENO);
-        close(fd[0]);
-        close(fd[1]);
-        execl("/proc/self/exe", "test_memory", "--rank", path, first, end, (char *)NULL);
-        _exit(127);
-    }
-    close(fd[1]);
-    size_t got = 0;
-    for (ssize_t k; got < sizeof n && (k = read(fd[0], (uint8_t *)&n + got, sizeof n - got)) > 0;)
-        got += (size_t)k;
-    close(fd[0]);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    assert_int_equal(got, sizeof n);
+    assert_true(proc_start(&p, argv, NULL, -1));
+    if (!proc_wait(&p, RANK_MS) || proc_code(&p) != 0)
+        fail_msg("rank [%u,%u) of %s: %s", w->first, w->end, path, proc_text(&p, PROC_ERR));
+    assert_int_equal(p.text[PROC_OUT].len, sizeof n);
+    memcpy(&n, p.text[PROC_OUT].data, sizeof n);
+    proc_free(&p);
     return n;
 }
 

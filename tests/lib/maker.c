@@ -483,6 +483,9 @@ static enum err_code write_file(struct maker *m, const char *path, struct err *e
     uint64_t size = 0;
     enum err_code rc = write_header(m, path, &size, e);
 
+    if (rc == OK && m->p->broken_cut > size)
+        rc = err_set(e, ERR_ARG, "maker: the file has %llu bytes, %llu cannot be cut off", (unsigned long long)size,
+                     (unsigned long long)m->p->broken_cut);
     if (rc != OK)
         return rc;
     m->fd = open(path, O_WRONLY | O_CLOEXEC);

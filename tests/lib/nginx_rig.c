@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #define NGINX    "/usr/sbin/nginx"
-#define START_MS 20000u
+#define START_MS 60000u
 #define MAX_LOG  (1u << 20)
 
 /* One that is free now. */

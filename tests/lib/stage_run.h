@@ -9,7 +9,6 @@
 #include "base/hash.h"
 #include "engine/stage.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,19 +112,6 @@ static inline const float *run_logits(const struct run *r, uint32_t i)
     uint32_t n = 0;
     const float *l = stage_logits(r->st, &n);
     return l && i < n ? l + (size_t)i * r->info->n_vocab : NULL;
-}
-
-/* sum((x - ref)^2) / sum((ref - mean)^2) */
-static inline double run_nmse(const float *x, const float *ref, size_t n)
-{
-    double mean = 0, d = 0, v = 0;
-    for (size_t i = 0; i < n; i++)
-        mean += (double)ref[i] / (double)n;
-    for (size_t i = 0; i < n; i++) {
-        d += ((double)x[i] - ref[i]) * ((double)x[i] - ref[i]);
-        v += (ref[i] - mean) * (ref[i] - mean);
-    }
-    return v > 0 ? d / v : d > 0 ? INFINITY : 0;
 }
 
 /* n token ids, the same for the same seed. */

@@ -18,6 +18,7 @@
 
 #include <ggml.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 

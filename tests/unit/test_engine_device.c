@@ -198,7 +198,7 @@ static void as_on_the_cpu(const struct gguf *g, const struct stage_params *gpu, 
         assert_int_equal(run_feed(&a, 0, ids + i, i ? 1 : 20, BATCH_SAMPLE | (i ? 0 : BATCH_RESET), &e), OK);
         assert_int_equal(run_feed(&b, 0, ids + i, i ? 1 : 20, BATCH_SAMPLE | (i ? 0 : BATCH_RESET), &e), OK);
         uint32_t last = i ? 0 : 19;
-        double d = run_nmse(run_logits(&a, last), run_logits(&b, last), a.info->n_vocab);
+        double d = golden_nmse_logits(run_logits(&a, last), run_logits(&b, last), a.info->n_vocab);
         if (d > limit)
             fail_msg("NMSE %g after %u tokens", d, i + 1);
     }

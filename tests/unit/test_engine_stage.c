@@ -11,8 +11,11 @@
 #include <cmocka.h>
 
 #include "base/io.h"
+#include "lib/golden.h"
 #include "lib/stage_run.h"
 #include "lib/test_util.h"
+
+#include <math.h>
 
 static struct gguf *model; /* llama-spm-f32: 6 blocks, 608 tokens */
 
@@ -421,7 +424,7 @@ static void sequences_in_one_step_do_not_see_each_other(void **state)
         must_step(&r);
         assert_int_equal(r.b.n_results, 3);
         for (uint32_t s = 0; s < 3; s++) {
-            double nmse = run_nmse(run_logits(&r, s), alone[s][part], 608);
+            double nmse = golden_nmse_logits(run_logits(&r, s), alone[s][part], 608);
             assert_int_equal(r.result[s].slot, s);
             assert_int_equal(r.result[s].request_id, 100 + s);
             assert_int_equal(r.result[s].pos, len[s] + (uint32_t)part);
@@ -501,7 +504,7 @@ static void a_prompt_in_chunks_is_the_prompt(void **state)
             uint32_t n = 300 - at < chunk[c] ? 300 - at : chunk[c];
             must_feed(&r, 1, ids + at, n, (at == 0 ? BATCH_RESET : 0) | (at + n == 300 ? BATCH_SAMPLE : 0));
         }
-        double nmse = run_nmse(run_logits(&r, 0), whole, 608);
+        double nmse = golden_nmse_logits(run_logits(&r, 0), whole, 608);
         if (nmse > 1e-9)
             fail_msg("chunks of %u: NMSE %g", chunk[c], nmse);
     }
@@ -530,7 +533,7 @@ static void an_f16_cache_is_close(void **state)
     logits_with(&p, f32);
     p.kv_type = KV_F16;
     logits_with(&p, f16);
-    double nmse = run_nmse(f16, f32, 608);
+    double nmse = golden_nmse_logits(f16, f32, 608);
     assert_true(nmse <= 1e-4);
     assert_true(nmse > 0); /* else it was not used */
 }
@@ -543,7 +546,7 @@ static void two_threads_compute_the_same(void **state)
     logits_with(&p, one_thread);
     p.n_threads = 2;
     logits_with(&p, two);
-    assert_true(run_nmse(two, one_thread, 608) <= 1e-9);
+    assert_true(golden_nmse_logits(two, one_thread, 608) <= 1e-9);
 }
 
 static void a_context_of_any_size_works(void **state)
@@ -556,7 +559,7 @@ static void a_context_of_any_size_works(void **state)
     for (size_t i = 0; i < sizeof n_ctx / sizeof *n_ctx; i++) {
         p.n_ctx = n_ctx[i];
         logits_with(&p, out);
-        assert_true(run_nmse(out, ref, 608) <= 1e-9);
+        assert_true(golden_nmse_logits(out, ref, 608) <= 1e-9);
     }
 }
 

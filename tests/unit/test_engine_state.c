@@ -192,7 +192,7 @@ static void a_window_wraps_around(void **state)
     for (uint32_t at = 0; at < 420; at += 20) {
         const float *a = feed(&r, 1, ids + at, 20, at ? 0 : BATCH_RESET);
         const float *b = feed(&full, 1, ids + at, 20, at ? 0 : BATCH_RESET);
-        double nmse = run_nmse(a, b, r.info->n_vocab);
+        double nmse = golden_nmse_logits(a, b, r.info->n_vocab);
         if (!(nmse <= 1e-6))
             fail_msg("%s: position %u: %g", stem, at + 20, nmse);
     }
@@ -227,7 +227,7 @@ static void a_window_goes_back_as_far_as_its_cells_are_there(void **state)
         const float *want = feed(&fresh, 0, ids + 440, 20, 0);
         go_back(&r, 0, ids, to[i]);
         const float *got = feed(&r, 0, ids + 440, 20, BATCH_TRUNCATE);
-        assert_true(run_nmse(got, want, r.info->n_vocab) <= 1e-9);
+        assert_true(golden_nmse_logits(got, want, r.info->n_vocab) <= 1e-9);
     }
     run_close(&fresh);
     run_close(&r);
@@ -259,7 +259,7 @@ static void sequences_of_different_lengths_share_a_step(void **state)
                     BATCH_SAMPLE | (step ? 0 : BATCH_RESET));
         assert_int_equal(run_step(&r, &e), OK);
         for (uint32_t k = 0; k < 3; k++)
-            assert_true(run_nmse(run_logits(&r, k), want[k][step], r.info->n_vocab) <= 1e-6);
+            assert_true(golden_nmse_logits(run_logits(&r, k), want[k][step], r.info->n_vocab) <= 1e-6);
     }
     for (uint32_t k = 0; k < 3; k++) {
         free(want[k][0]);
@@ -329,7 +329,7 @@ static void quantized_caches_stay_close(void **state)
         assert_true(r.info->kv_bytes < bytes);
         bytes = r.info->kv_bytes;
         feed(&r, 0, ids, 48, BATCH_RESET);
-        double nmse = run_nmse(feed(&r, 0, ids + 48, 16, 0), want, r.info->n_vocab);
+        double nmse = golden_nmse_logits(feed(&r, 0, ids + 48, 16, 0), want, r.info->n_vocab);
         if (!(nmse > 0 && nmse <= kinds[i].limit))
             fail_msg("%s with a cache of %s: %g", stem, kv_type_name(kinds[i].type), nmse);
         run_close(&r);

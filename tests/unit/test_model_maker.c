@@ -658,6 +658,9 @@ static void shapes_a_family_cannot_have_are_refused(void **state)
     p = maker_family_small(MAKER_QWEN3);
     p.n_vocab = 264;
     refused(&p, "n_vocab is 264");
+    p = maker_small();
+    p.broken_cut = 1u << 30;
+    refused(&p, "cannot be cut off");
 }
 
 int main(void)
