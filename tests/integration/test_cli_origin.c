@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * kvasir origin as a program: what it prints, what can be fetched, keys from a file, how it ends.
+ * kvasir origin as a program: what it prints, what can be fetched, keys from a file, its access log, how it ends.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -115,6 +115,37 @@ static void test_token_file(void **state)
     }
 }
 
+/* What is in a line test_shard_origin_log says. */
+static void test_access_log(void **state)
+{
+    static const char line[] = "\"method\":\"GET\",\"path\":\"/models\",\"status\":200,";
+    char path[PATH_MAX];
+    struct buf log = {0};
+    struct proc p;
+    struct web w;
+    struct err e;
+    (void)state;
+    assert_true(snprintf(path, sizeof path, "%s/log", dir) < (int)sizeof path);
+    for (int i = 0; i < 2; i++) {
+        START(&p, dir, "--listen", "127.0.0.1:0", "--access-log", i ? "-" : path);
+        assert_true(web_call(&w, port_of(&p), "GET", "/models?x=y", NULL, NULL));
+        web_free(&w);
+        if (i)
+            cli_says(&p, PROC_ERR, line);
+        kill(p.pid, SIGTERM);
+        cli_finish(&p, 0);
+        proc_free(&p);
+    }
+    assert_int_equal(io_read_file(path, 1 << 20, &log, &e), OK);
+    assert_non_null(strstr(buf_str(&log), line));
+    buf_free(&log);
+    unlink(path);
+    START(&p, dir, "--listen", "127.0.0.1:0", "--access-log", "/nowhere/at/all");
+    cli_finish(&p, 1);
+    assert_non_null(strstr(proc_text(&p, PROC_ERR), "/nowhere/at/all"));
+    proc_free(&p);
+}
+
 static void test_wrong_usage(void **state)
 {
     struct proc p;
@@ -162,6 +193,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_prints_urls_that_work),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_token_file),
+        cmocka_unit_test(test_access_log),
         cmocka_unit_test(test_wrong_usage),
     };
     if (argc > 1)
