@@ -34,6 +34,7 @@
 
 #define WAIT_MS   60000u
 #define SLOW_RATE (2u << 20) /* bytes a second of a pull that something is to happen in */
+#define IDLE_RATE (1u << 19) /* ... and that does not come to its end */
 
 static char home[PATH_MAX], models[PATH_MAX], shards[PATH_MAX], model[PATH_MAX], self[PATH_MAX], url[64];
 static struct origin *origin;
@@ -587,7 +588,7 @@ static void test_other_windows_do_not_wait(void **state)
 {
     (void)state;
     struct proc p;
-    start_child(&p, 1, 5, SLOW_RATE);
+    start_child(&p, 1, 5, IDLE_RATE);
     wait_part(1, 5, 500000);
     put(5, 6);
     assert_true(is_there(1, 5, CACHE_PARTIAL));
@@ -612,7 +613,7 @@ static void test_waiting_can_be_stopped(void **state)
     (void)state;
     struct proc p;
     struct watch w = {.stop_after = 3};
-    start_child(&p, 1, 5, SLOW_RATE);
+    start_child(&p, 1, 5, IDLE_RATE);
     wait_part(1, 5, 500000);
     expect(r, &(struct pull_request){.first = 1, .end = 5, .ctx = &w, .progress = watch_progress}, ERR_CANCELLED,
            "waiting");
