@@ -97,6 +97,8 @@ static bool status_refused(struct attempt *a, const struct http_head *h)
     case 410:
         return refuse(a, err_set(&a->err, ERR_NOT_FOUND, "%s has no %s there (status %u)", host, name, status));
     case 416:
+        if (a->w->at == 0)
+            return refuse(a, err_set(&a->err, ERR_FORMAT, "%s says that %s is empty (status 416)", host, name));
         return refuse(a, err_set(&a->err, ERR_MISMATCH, "%s says %s has no byte %" PRIu64 ": the file there is another",
                                  host, name, a->w->at));
     case 429:

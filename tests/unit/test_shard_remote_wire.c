@@ -266,7 +266,7 @@ static void test_length_that_a_refused_answer_gave(void **state)
 }
 
 /* Nobody is asked for ever. */
-static void test_all_say_that_there_is_no_such_byte(void **state)
+static void test_all_say_that_there_is_no_byte(void **state)
 {
     (void)state;
     const struct remote_config c = config_of(rig.urls, 2);
@@ -275,7 +275,8 @@ static void test_all_say_that_there_is_no_such_byte(void **state)
     struct err e;
     for (int i = 0; i < 2; i++)
         bad_rule(rig.s[i], &none);
-    assert_int_equal(remote_open(&c, &r, &e), ERR_MISMATCH);
+    assert_int_equal(remote_open(&c, &r, &e), ERR_FORMAT);
+    assert_non_null(strstr(e.msg, "m.gguf is empty"));
     assert_true(bad_count(rig.s[0]).n_requests + bad_count(rig.s[1]).n_requests <= 4);
 }
 
@@ -338,7 +339,7 @@ int main(void)
         cmocka_unit_test_setup(test_head_that_is_too_large, rig_setup),
         cmocka_unit_test_setup(test_range_that_is_no_number, rig_setup),
         cmocka_unit_test_setup(test_length_that_a_refused_answer_gave, rig_setup),
-        cmocka_unit_test_setup(test_all_say_that_there_is_no_such_byte, rig_setup),
+        cmocka_unit_test_setup(test_all_say_that_there_is_no_byte, rig_setup),
         cmocka_unit_test_setup(test_by_the_index_not_a_byte_is_read_in_vain, rig_setup),
         cmocka_unit_test_setup(test_without_an_index_a_header_in_vain_at_most, rig_setup),
         cmocka_unit_test_setup(test_index_of_another_model, rig_setup),
