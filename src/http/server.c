@@ -55,6 +55,13 @@ void conn_set_patience(const struct http_conn *c, uint32_t ms)
 
 /* --- one connection --- */
 
+/* Bytes in the socket that the client's machine has not confirmed. */
+static int unsent(const struct http_conn *c)
+{
+    int n = 0;
+    return ioctl(c->fd, SIOCOUTQ, &n) == 0 ? n : 0;
+}
+
 static bool waits_for_head(const struct http_conn *c)
 {
     return (c->state == CONN_IDLE || c->state == CONN_READING) && !c->r && !c->head_seen;
@@ -159,6 +166,7 @@ static void hand_over(struct http_conn *c)
     c->deadline_ns = 0;
     r->received_ns = clock_now_ns();
     hold_leftover(c);
+    conn_set_patience(c, unsent(c) > 0 ? 0 : s->config.idle_ms); /* what is left is of a body before this one */
     if (r->refuse) {
         reply_refuse(r, r->refuse, r->refuse_text);
         return;
@@ -217,7 +225,7 @@ static void next_request(struct http_conn *c)
     if (keep && c->leftover)
         lws_rx_flow_control(c->wsi, 1);
     if (keep && lws_http_transaction_completed(c->wsi) == 0) {
-        conn_set_patience(c, s->config.idle_ms);
+        c->unsent = unsent(c);
         service(c, LWS_POLLOUT); /* this is when lws begins anew */
         const bool leftover = c->leftover && c->wsi && lws_has_leftover(s);
         c->leftover = false;
@@ -235,13 +243,6 @@ static void next_request(struct http_conn *c)
         return;
     }
     begin_ending(c);
-}
-
-/* Bytes in the socket that the client's machine has not confirmed. */
-static int unsent(const struct http_conn *c)
-{
-    int n = 0;
-    return ioctl(c->fd, SIOCOUTQ, &n) == 0 ? n : 0;
 }
 
 /* Sends, and notices what became of the connection. */
@@ -347,8 +348,9 @@ static void on_deadline(struct http_conn *c)
     const int left = unsent(c);
     if (c->state == CONN_READING) {
         refuse_early(c, 408, "The request did not arrive in time.");
-    } else if (c->state == CONN_BUSY && left < c->unsent) {
-        /* Slow, but it goes on: epoll waits for a third of the socket to be free, which may take longer. */
+    } else if (c->state != CONN_ENDING && left < c->unsent) {
+        /* Slow, but it goes on: epoll waits for a third of the socket to be free, which may take longer, and says
+         * nothing of the last bytes. */
         c->unsent = left;
         c->deadline_ns = clock_deadline_ms(c->s->config.idle_ms);
     } else {
