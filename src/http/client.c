@@ -424,7 +424,7 @@ static void name_answerer(const struct http_client *c, char host[2 * HTTP_HOST_S
 
 enum err_code http_client_call(struct http_client *c, const struct http_call *call, unsigned *status, struct err *e)
 {
-    char host[2 * HTTP_HOST_SIZE + 16], detail[CURL_ERROR_SIZE] = "";
+    char host[2 * HTTP_HOST_SIZE + 16], detail[CURL_ERROR_SIZE] = "", shown[CURL_ERROR_SIZE];
     enum err_code rc = http_url_host(call->url, host, e);
     if (rc == OK)
         rc = call_check(call, host, e);
@@ -445,7 +445,8 @@ enum err_code http_client_call(struct http_client *c, const struct http_call *ca
         curl_easy_getinfo(c->curl, CURLINFO_REDIRECT_COUNT, &n_sent_on);
         c->n_requests += 1 + (uint64_t)n_sent_on;
         name_answerer(c, host);
-        rc = to_err(code, &t, host, detail, e);
+        text_clean(detail, strlen(detail), shown, sizeof shown); /* some of it may be the server's words */
+        rc = to_err(code, &t, host, shown, e);
         if (rc == OK && curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &got) == CURLE_OK)
             *status = (unsigned)got;
     } else {

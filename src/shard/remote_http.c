@@ -162,11 +162,14 @@ static bool range_fits(struct attempt *a, const struct http_head *h, uint64_t *s
     struct remote_file *f = &a->x->r->files[a->w->file];
     uint64_t from, end;
     const char *text = http_head_get(h, "content-range");
-    if (!remote_range_parse(text, &from, &end, size))
+    if (!remote_range_parse(text, &from, &end, size)) {
+        char shown[64];
+        text_clean(text ? text : "", text ? strlen(text) : 0, shown, sizeof shown);
         return refuse(a, err_set(&a->err, ERR_PROTOCOL,
                                  "%s does not say which bytes of %s it sends and how many there are: content-range "
-                                 "is '%.60s'",
-                                 a->o->host, f->name, text ? text : ""));
+                                 "is '%s'",
+                                 a->o->host, f->name, shown));
+    }
     pthread_mutex_lock(&a->x->r->lock);
     const uint64_t known_size = f->size_known ? f->size : *size;
     pthread_mutex_unlock(&a->x->r->lock);

@@ -235,6 +235,19 @@ static void test_range_that_is_no_number(void **state)
     expect_open(odd_range, ERR_PROTOCOL, "content-range", 1);
 }
 
+static void coloured_range(int fd, unsigned i, uint64_t from, uint64_t to)
+{
+    (void)i, (void)from, (void)to;
+    say(fd, "HTTP/1.1 206 X\r\nContent-Range: \033[31mred\r\nContent-Length: 1\r\n\r\nG");
+}
+
+/* What a server says gets to a terminal as text only. */
+static void test_range_with_control_characters(void **state)
+{
+    (void)state;
+    expect_open(coloured_range, ERR_PROTOCOL, "content-range is '?[31mred'", 1);
+}
+
 /* --- several origins, of which one lies --- */
 
 static void other_bytes_of_another_length(int fd, unsigned i, uint64_t from, uint64_t to)
@@ -338,6 +351,7 @@ int main(void)
         cmocka_unit_test_setup(test_head_without_an_end, rig_setup),
         cmocka_unit_test_setup(test_head_that_is_too_large, rig_setup),
         cmocka_unit_test_setup(test_range_that_is_no_number, rig_setup),
+        cmocka_unit_test_setup(test_range_with_control_characters, rig_setup),
         cmocka_unit_test_setup(test_length_that_a_refused_answer_gave, rig_setup),
         cmocka_unit_test_setup(test_all_say_that_there_is_no_byte, rig_setup),
         cmocka_unit_test_setup(test_by_the_index_not_a_byte_is_read_in_vain, rig_setup),
