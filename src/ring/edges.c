@@ -112,12 +112,13 @@ void edges_drop(struct edges *x, enum edges_end end, uint64_t generation, enum e
     struct tie *tie = x->end[end].tie;
     bool was = tie && (generation == 0 || tie->generation == generation);
     if (was) {
+        generation = tie->generation;
         link_bye(tie->link, code, x->c.rank, text);
         retire(x, tie, code, text);
     }
     pthread_mutex_unlock(&x->mutex);
     if (was)
-        x->c.on_state(x->c.ctx, end, false, code, text);
+        x->c.on_state(x->c.ctx, end, generation, false, code, text);
 }
 
 static void on_frame(void *ctx, const struct frame_header *h, const uint8_t *payload)
@@ -144,10 +145,11 @@ static void on_down(void *ctx, enum err_code code, const char *text)
     struct edges *x = tie->x;
     pthread_mutex_lock(&x->mutex);
     enum edges_end end = tie->end;
+    uint64_t generation = tie->generation;
     bool was = retire(x, tie, code, text);
     pthread_mutex_unlock(&x->mutex);
     if (was)
-        x->c.on_state(x->c.ctx, end, false, code, text);
+        x->c.on_state(x->c.ctx, end, generation, false, code, text);
 }
 
 /* A new link for an end; takes it over. */
@@ -166,14 +168,14 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
     }
     *tie = (struct tie){.x = x, .link = link, .end = which, .since_ns = clock_now_ns()};
     pthread_mutex_lock(&x->mutex);
-    bool replaced = x->end[which].tie != NULL;
+    uint64_t replaced = x->end[which].tie ? x->end[which].tie->generation : 0, generation = 0;
     if (replaced)
         retire(x, x->end[which].tie, ERR_CLOSED, "replaced by a new link");
     bool stop = x->stop;
     if (!stop) {
         x->end[which].tie = tie;
         atomic_store(&tie->live, true);
-        tie->generation = ++x->n_links;
+        tie->generation = generation = ++x->n_links;
     }
     pthread_mutex_unlock(&x->mutex);
     if (stop) {
@@ -182,7 +184,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
         return;
     }
     if (replaced)
-        x->c.on_state(x->c.ctx, which, false, ERR_CLOSED, "replaced by a new link");
+        x->c.on_state(x->c.ctx, which, replaced, false, ERR_CLOSED, "replaced by a new link");
     /* With the mutex: the keeper cannot close the link, nor a callback of it retire it, before it counts as up. */
     pthread_mutex_lock(&x->mutex);
     enum err_code rc = ERR_CLOSED;
@@ -196,7 +198,7 @@ static void attach(struct edges *x, enum edges_end which, struct link *link)
     }
     pthread_mutex_unlock(&x->mutex);
     if (rc == OK)
-        x->c.on_state(x->c.ctx, which, true, OK, "");
+        x->c.on_state(x->c.ctx, which, generation, true, OK, "");
 }
 
 /* --- listening ----------------------------------------------------------------------------------- */

@@ -25,9 +25,9 @@ struct edges_config {
      * by a link that has been replaced or dropped. An error drops the link, and the peer is told. */
     enum err_code (*on_frame)(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
                               const uint8_t *payload, struct err *e);
-    /* An end came up or went down (code and text say why). Any thread; holds no lock; must not call edges_stop. Two of
-     * these may overtake one another: what is true now, edges_generation says. */
-    void (*on_state)(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text);
+    /* The link of that generation came up at an end, or went down (code and text say why). Any thread; holds no lock;
+     * must not call edges_stop. Two of these may overtake one another: what is true now, edges_generation says. */
+    void (*on_state)(void *ctx, enum edges_end end, uint64_t generation, bool up, enum err_code code, const char *text);
 };
 
 /* ERR_ARG (no way to listen although a neighbour dials), ERR_IO, ERR_NOMEM. Callbacks may run before it returns; none

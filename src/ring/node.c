@@ -54,7 +54,8 @@ struct node {
     uint32_t n_missed;  /* rank 0: probes sent since anything came back */
 
     _Atomic uint64_t n_steps, n_tok, busy_ns;
-    _Atomic uint64_t turn_ns; /* when the compute thread last began a turn */
+    _Atomic uint64_t turn_ns;               /* when the compute thread last began a turn */
+    _Atomic uint64_t seen[EDGES_END_COUNT]; /* the same as generation[], for other threads */
 };
 
 static bool is_first(const struct node *n)
@@ -183,7 +184,7 @@ static enum err_code on_frame(void *ctx, struct edges *x, uint64_t generation, c
     }
 }
 
-static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
+static void on_state(void *ctx, enum edges_end end, uint64_t generation, bool up, enum err_code code, const char *text)
 {
     struct node *n = ctx;
     const char *who = end == EDGES_PREDECESSOR ? "predecessor" : "successor";
@@ -193,8 +194,9 @@ static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code,
         log_line(code == OK ? LOG_INFO : LOG_WARN, "ring", "%s: the %s of rank %u is lost: %s", err_name(code), who,
                  n->c.rank, text);
     inbox_wake(n->inbox);
-    if (!up && !is_first(n))
-        lose(n, code, text); /* at once, though the compute thread may be busy */
+    /* At once, though the compute thread may be busy; unless it has seen what came after this link, and the loss. */
+    if (!up && !is_first(n) && generation >= atomic_load(&n->seen[end]))
+        lose(n, code, text);
 }
 
 /* --- sending ------------------------------------------------------------------------------------- */
@@ -601,6 +603,7 @@ static void look_at_edges(struct node *n)
             why = e;
         }
         n->generation[i] = g;
+        atomic_store(&n->seen[i], g);
         n->probe_due_ns = 0;
     }
     if (!lost)

@@ -37,6 +37,7 @@ struct world {
     /* what rank 0 hears */
     unsigned n_frames, n_up[EDGES_END_COUNT], n_down[EDGES_END_COUNT];
     uint64_t from, step; /* of the last frame: generation and step */
+    uint64_t lost;       /* generation of the last link of the predecessor that went down */
     enum err_code refuse;
     /* what rank 1 hears */
     struct link_listener *listener;
@@ -81,9 +82,14 @@ static enum err_code on_frame(void *ctx, struct edges *x, uint64_t generation, c
     return refuse == OK ? OK : err_set(e, refuse, "this frame is not welcome");
 }
 
-static void on_state(void *ctx, enum edges_end end, bool up, enum err_code code, const char *text)
+static void on_state(void *ctx, enum edges_end end, uint64_t generation, bool up, enum err_code code, const char *text)
 {
     struct world *w = ctx;
+    if (!up && end == EDGES_PREDECESSOR) {
+        pthread_mutex_lock(&w->mutex);
+        w->lost = generation;
+        pthread_mutex_unlock(&w->mutex);
+    }
     (void)code;
     (void)text;
     note(w, up ? &w->n_up[end] : &w->n_down[end]);
@@ -241,6 +247,7 @@ static void test_frames_come_with_the_number_of_their_link(void **state)
     assert_int_equal(w.from, edges_generation(w.x, EDGES_PREDECESSOR, NULL));
     link_close(l);
     wait_count(&w, &w.n_down[EDGES_PREDECESSOR], 1);
+    assert_int_equal(w.lost, w.from);
     struct err lost = {0};
     assert_int_equal(edges_generation(w.x, EDGES_PREDECESSOR, &lost), 0);
     assert_int_equal(lost.code, ERR_CLOSED);
@@ -262,6 +269,7 @@ static void test_a_link_that_was_replaced_brings_nothing_more(void **state)
     uint64_t first = w.from;
     struct link *now = come(&w);
     wait_count(&w, &w.n_up[EDGES_PREDECESSOR], 2);
+    assert_int_equal(w.lost, first);
     uint64_t n_in = stats(&w).frames_in;
     say(old, 2);
     for (int i = 0; i < 200 && stats(&w).frames_in == n_in; i++) /* read, or its link is closed already */
