@@ -902,7 +902,7 @@ int main(int argc, char **argv)
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    alarm(300);
+    alarm(1150);
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests_name("api when things go wrong", tests, NULL, NULL);
 }

@@ -175,7 +175,7 @@ static void test_stopping_in_the_middle(void **state)
     const struct http_call call = {.url = url_of(&a, "/stream"), .ctx = &got, .on_data = three_parts};
     assert_int_equal(http_call(&call, &status, &e), ERR_CANCELLED);
     assert_int_equal(status, 0);
-    const uint64_t deadline = clock_deadline_ms(5000);
+    const uint64_t deadline = clock_deadline_ms(60000);
     while (atomic_load(&a.n_gone) == 0 && clock_now_ns() < deadline)
         usleep(1000);
     http_stop(a.server);
@@ -559,7 +559,7 @@ static void test_slow_servers(void **state)
 {
     (void)state;
     const struct bad_rule slow = {.how = BAD_DRIBBLE, .n = 10};
-    struct http_call call = {.url = bad_url(0, "/f"), .idle_ms = 200, .floor_b_s = 1024};
+    struct http_call call = {.url = bad_url(0, "/f"), .idle_ms = 1000, .floor_b_s = 1024};
     struct seen s = {0};
     struct err e;
     bad_rule(bad[0], &slow);

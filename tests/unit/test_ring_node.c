@@ -543,15 +543,18 @@ static void test_many_wait_when_the_ring_breaks(void **state)
     uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
     while (!atomic_load(&r->fake[1].holding) && clock_now_ns() < deadline)
         usleep(500);
+    atomic_store(&r->fake[1].sleep_us, 20000); /* so that none is done before the rank is gone */
     atomic_store(&r->fake[1].hold, false);
     rig_stop(r, 1);
+    atomic_store(&r->fake[1].sleep_us, 0);
     uint32_t n_in_vain = 0;
     for (uint32_t i = 0; i < N; i++) {
         ask_ends(a[i], SCHED_FAILED);
         n_in_vain += strstr(a[i]->text, "not been whole") != NULL;
         ask_free(a[i]);
     }
-    assert_true(n_in_vain > 0 && n_in_vain <= N - SLOTS); /* those whose turn never came */
+    /* Those whose turn never came: more than there are slots for, but not the one that was held. */
+    assert_in_range(n_in_vain, N - SLOTS, N - 1);
     free(a);
     struct node_stats s;
     node_stats_get(r->node[0], &s);
@@ -698,7 +701,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     if (key_library_init(&e) != OK)
         return 1;
-    alarm(test_sanitized() ? 600 : 110); /* nothing hangs */
+    alarm(580); /* nothing hangs */
     if (!getenv("KVASIR_LOG"))
         log_set_level(LOG_ERROR); /* tests that read the log raise it */
     const struct CMUnitTest tests[] = {

@@ -14,7 +14,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "lib/ring_rig.h"
-#include "lib/test_util.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -631,7 +630,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     if (key_library_init(&e) != OK)
         return 1;
-    alarm(test_sanitized() ? 600 : 110); /* nothing hangs */
+    alarm(580); /* nothing hangs */
     if (!getenv("KVASIR_LOG"))
         log_set_level(LOG_ERROR);
     const struct CMUnitTest tests[] = {

@@ -15,7 +15,6 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "lib/ring_rig.h"
-#include "lib/test_util.h"
 #include "net/tcp.h"
 
 #include <stdio.h>
@@ -676,7 +675,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     if (key_library_init(&e) != OK)
         return 1;
-    alarm(test_sanitized() ? 600 : 110); /* nothing hangs */
+    alarm(580); /* nothing hangs */
     if (!getenv("KVASIR_LOG"))
         log_set_level(LOG_ERROR); /* tests that read the log raise it */
     const struct CMUnitTest tests[] = {

@@ -954,7 +954,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     if (key_library_init(&e) != OK)
         return 1;
-    alarm(280);
+    alarm(580);
     log_set_level(LOG_ERROR);
     return cmocka_run_group_tests_name("origin", tests, NULL, NULL);
 }
