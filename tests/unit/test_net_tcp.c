@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "lib/test_util.h"
 #include "net/tcp.h"
 
 #include <fcntl.h>
@@ -139,18 +140,15 @@ static void test_refused_and_taken_ports_are_named(void **state)
     uint16_t port;
     int listener, fd;
     struct err e;
-    struct sockaddr_in bound = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof bound;
     assert_int_equal(net_tcp_listen("127.0.0.1:0", &listener, &port, &e), OK);
     snprintf(addr, sizeof addr, "127.0.0.1:%u", port);
     assert_int_equal(net_tcp_listen(addr, &fd, NULL, &e), ERR_IO);
     assert_non_null(strstr(e.msg, addr));
     assert_int_equal(net_tcp_accept(listener, &fd, NULL, &e), ERR_BUSY);
     close(listener);
-    int mute = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* has a port, which nobody else can get, but no ear */
-    assert_int_equal(bind(mute, (const struct sockaddr *)&bound, len), 0);
-    assert_int_equal(getsockname(mute, (struct sockaddr *)&bound, &len), 0);
-    snprintf(addr, sizeof addr, "127.0.0.1:%u", ntohs(bound.sin_port));
+    const int mute = test_dead_port(&port);
+    assert_true(mute >= 0);
+    snprintf(addr, sizeof addr, "127.0.0.1:%u", port);
     assert_int_equal(net_tcp_connect(addr, clock_deadline_ms(LONG_MS), &fd, &e), ERR_IO);
     assert_non_null(strstr(e.msg, addr));
     assert_int_not_equal(e.os, 0);
