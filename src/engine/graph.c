@@ -53,7 +53,10 @@ static struct ggml_tensor *attend(struct graph *g, uint32_t il, uint32_t i, uint
                                           cells * kc->nb[1], cell0 * kc->nb[1]); /* [D, n, Hk, group] */
     struct ggml_tensor *ve = ggml_view_4d(g->ctx, vc, dv, n, hk, group, vc->nb[1], ggml_row_size(vc->type, dv),
                                           cells * vc->nb[1], cell0 * vc->nb[1]); /* [Dv, n, Hk, group] */
-    struct ggml_tensor *mask = ggml_reshape_4d(g->ctx, g->view[view].masks[i], n, n_tok, 1, group);
+    struct ggml_tensor *m = g->view[view].mask;
+    const size_t row = (size_t)n * ggml_element_size(m), rows = row * (size_t)n_tok;
+    struct ggml_tensor *mask = ggml_view_4d(g->ctx, m, n, n_tok, 1, group, row, rows, rows,
+                                            g->view[view].mask_at[i]); /* [n, n_tok, 1, group] */
     struct ggml_tensor *o =
         ggml_flash_attn_ext(g->ctx, qe, ke, ve, mask, scale, 0.0f, 0.0f); /* [Dv, H, n_tok, group] */
     if (sinks)

@@ -23,8 +23,10 @@ struct graph_entry {
 
 /* What attention over one kind of cache needs to know of the step. */
 struct graph_view {
-    struct ggml_tensor *cells;  /* [n_tok] i64: row of each token in the cache tensors */
-    struct ggml_tensor **masks; /* [n_entries], of each group's first [n_cells, n_tok * n_group] f16: 0 or -inf */
+    struct ggml_tensor *cells; /* [n_tok] i64: row of each token in the cache tensors */
+    struct ggml_tensor *mask;  /* f16, 0 or -inf: of each group [n_cells, n_tok * n_group]. One tensor for all: the
+                                  allocator has room for 256 holes, and each mask of its own left one */
+    size_t *mask_at;           /* [n_entries], of each group's first: where its mask begins, bytes */
 };
 
 /* One graph under construction. Tensors live in ctx; inputs are filled by the stage before each compute. */

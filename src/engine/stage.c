@@ -18,6 +18,7 @@
 #include <string.h>
 
 #define CACHE_LINE 64u
+#define MASK_ALIGN 256u /* bytes; what the most demanding device asks of where a tensor begins */
 #define KV_STEP    256u /* attention looks at a multiple of this many cells, so that one graph serves many steps */
 
 struct stage {
@@ -106,6 +107,27 @@ static struct ggml_tensor *input(struct stage *s, enum ggml_type type, int64_t n
     return t;
 }
 
+/* Leaves of no use but to be counted: the allocator tells graphs apart by their numbers of nodes and leaves, and more
+ * sequences in fewer groups can make as many nodes. So each group has two of them, and rows that leave an odd one. */
+static void mark(struct stage *s, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        leaf(s, GGML_TYPE_I8, CACHE_LINE, 1, "mark");
+}
+
+/* The masks of one kind of cache, one behind the other. */
+static void mask_input(struct stage *s, uint32_t n_entries, int v)
+{
+    size_t size = 0;
+    for (uint32_t i = 0; i < n_entries; i += s->entries[i].n_group) {
+        const struct graph_entry *en = &s->entries[i];
+        s->g.view[v].mask_at[i] = size;
+        size += (size_t)en->n_cells[v] * en->n_tok * en->n_group * sizeof *s->mask;
+        size = (size + MASK_ALIGN - 1) / MASK_ALIGN * MASK_ALIGN;
+    }
+    s->g.view[v].mask = input(s, GGML_TYPE_F16, (int64_t)(size / sizeof *s->mask), 1, "mask");
+}
+
 /* Builds the graph of the given form into s->ctx: n_out rows leave the last stage. */
 static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t n_out)
 {
@@ -116,18 +138,20 @@ static void build(struct stage *s, uint32_t n_entries, uint32_t n_tok, uint32_t 
     g->n_entries = n_entries;
     g->entries = s->entries;
     g->pos = input(s, GGML_TYPE_I32, n_tok, 1, "pos");
+    for (uint32_t i = 0; i < n_entries; i += s->entries[i].n_group)
+        mark(s, 2);
     for (int v = 0; v < KV_VIEWS; v++) {
         if (!s->kv.has[v])
             continue;
         g->view[v].cells = input(s, GGML_TYPE_I64, n_tok, 1, "cells");
-        for (uint32_t i = 0; i < n_entries; i += s->entries[i].n_group)
-            g->view[v].masks[i] = input(s, GGML_TYPE_F16, s->entries[i].n_cells[v],
-                                        (int64_t)s->entries[i].n_tok * s->entries[i].n_group, "mask");
+        mask_input(s, n_entries, v);
     }
 
     struct ggml_tensor *x;
     s->in_tokens = s->in_rows = s->out = NULL;
     g->out_ids = is_last(s) && n_out > 0 && n_out < n_tok ? input(s, GGML_TYPE_I32, n_out, 1, "out_ids") : NULL;
+    if (g->out_ids)
+        mark(s, 1);
     if (is_first(s)) {
         s->in_tokens = input(s, GGML_TYPE_I32, n_tok, 1, "tokens");
         x = ggml_get_rows(s->ctx, s->token_embd, s->in_tokens); /* [E, n_tok] f32 */
@@ -293,13 +317,14 @@ static void describe(struct stage *s, const struct batch *b, uint32_t *n_out)
     *n_out = is_last(s) ? out : 0;
 }
 
-/* The mask of one entry, rows row0 and up of t: a token sees itself and what was before it, as far as its window
- * reaches. */
-static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_tensor *t, uint32_t row0,
-                     uint32_t cells, uint32_t window)
+/* The mask of one entry, rows row0 and up of its group's: a token sees itself and what was before it, as far as its
+ * window reaches. group: the first entry of the group. */
+static void set_mask(struct stage *s, const struct batch_entry *en, uint32_t group, uint32_t row0, int v)
 {
     const ggml_fp16_t open = ggml_fp32_to_fp16(0.0f), shut = ggml_fp32_to_fp16(-INFINITY);
-    uint32_t n = (uint32_t)t->ne[0], end = en->pos + en->n_tok;
+    const uint32_t window = v == KV_VIEW_WINDOW ? s->h.n_window : UINT32_MAX, cells = s->kv.n_cells[v];
+    uint32_t n = s->entries[group].n_cells[v], end = en->pos + en->n_tok;
+    const size_t row = n * sizeof *s->mask, at = s->g.view[v].mask_at[group] + row0 * row;
     for (uint32_t k = 0; k < en->n_tok; k++) {
         uint32_t pos = en->pos + k, from = pos >= window ? pos - window + 1 : 0;
         if (cells >= end && k > 0) { /* cell c holds position c: a row differs from the one before it at its ends */
@@ -313,7 +338,7 @@ static void set_mask(struct stage *s, const struct batch_entry *en, struct ggml_
                 s->mask[c] = p >= from && p <= pos ? open : shut;
             }
         }
-        ggml_backend_tensor_set(t, s->mask, (size_t)(row0 + k) * n * sizeof *s->mask, n * sizeof *s->mask);
+        ggml_backend_tensor_set(s->g.view[v].mask, s->mask, at + k * row, row);
     }
 }
 
@@ -322,12 +347,10 @@ static void set_masks(struct stage *s, const struct batch *b)
     for (int v = 0; v < KV_VIEWS; v++) {
         if (!s->kv.has[v])
             continue;
-        uint32_t window = v == KV_VIEW_WINDOW ? s->h.n_window : UINT32_MAX;
         ggml_backend_tensor_set(s->g.view[v].cells, s->cells[v], 0, b->n_tok * sizeof *s->cells[v]);
         for (uint32_t i = 0, first = 0; i < b->n_entries; i++) {
             first = s->entries[i].n_group > 0 ? i : first;
-            set_mask(s, &b->entries[i], s->g.view[v].masks[first], (i - first) * b->entries[i].n_tok, s->kv.n_cells[v],
-                     window);
+            set_mask(s, &b->entries[i], first, (i - first) * b->entries[i].n_tok, v);
         }
     }
 }
@@ -582,9 +605,9 @@ static enum err_code make_inputs(struct stage *s, struct err *e)
     s->ids = malloc(p->n_batch * sizeof *s->ids);
     s->mask = malloc(p->n_ctx * sizeof *s->mask);
     for (int v = 0; v < KV_VIEWS; v++) {
-        s->g.view[v].masks = calloc(p->n_slots, sizeof(struct ggml_tensor *));
+        s->g.view[v].mask_at = calloc(p->n_slots, sizeof *s->g.view[v].mask_at);
         s->cells[v] = malloc(p->n_batch * sizeof *s->cells[v]);
-        ok = ok && s->g.view[v].masks && s->cells[v];
+        ok = ok && s->g.view[v].mask_at && s->cells[v];
     }
     if (!ok || !s->entries || !s->built || !s->pos || !s->ids || !s->mask)
         return err_set(e, ERR_NOMEM, "out of memory");
@@ -756,7 +779,7 @@ void stage_close(struct stage *s)
     devices_close(&s->dev);
     slots_fini(&s->slots);
     for (int v = 0; v < KV_VIEWS; v++) {
-        free(s->g.view[v].masks);
+        free(s->g.view[v].mask_at);
         free(s->cells[v]);
     }
     free(s->entries);

@@ -299,7 +299,50 @@ static void neighbours_are_attended_as_each_alone(void **state)
     gguf_close(g);
 }
 
-#define N_KINDS 4
+/* As many sequences as a step may have, none beside its neighbour, in a window of a single block: the graph has its
+ * most nodes per block, and room for them. */
+static void the_widest_step_fits(void **state)
+{
+    enum maker_family f = (enum maker_family) * (uintptr_t *)*state;
+    struct maker_params p = tiny(f);
+    struct err e;
+    struct gguf *g = made(&p, &e);
+    static struct batch_entry entry[BATCH_MAX_ENTRIES];
+    static struct batch_result result[BATCH_MAX_ENTRIES];
+    static int32_t token[BATCH_MAX_ENTRIES];
+    assert_non_null(g);
+    for (uint32_t i = 0; i < BATCH_MAX_ENTRIES; i++) {
+        entry[i] = (struct batch_entry){.prefix_hash = HASH_PREFIX_EMPTY,
+                                        .slot = BATCH_MAX_ENTRIES - 1 - i,
+                                        .n_tok = 1,
+                                        .flags = BATCH_RESET | BATCH_SAMPLE};
+        token[i] = (int32_t)i + 5;
+    }
+    for (uint32_t first = 0; first < p.n_block; first += p.n_block - 1) {
+        struct stage_params sp = run_params();
+        struct run r;
+        sp.first = first;
+        sp.end = first + 1;
+        sp.n_slots = BATCH_MAX_ENTRIES;
+        sp.n_ctx = 16;
+        sp.n_batch = BATCH_MAX_ENTRIES;
+        if (run_open(&r, g, &sp, &e) != OK)
+            fail_msg("%s", e.msg);
+        for (size_t i = 0; i < (size_t)BATCH_MAX_ENTRIES * r.info->n_embd; i++)
+            r.b.rows[i] = 0.5f;
+        memcpy(r.b.tokens, token, sizeof token);
+        r.b.entries = entry;
+        r.b.results = result;
+        r.b.cap_entries = r.b.n_entries = r.b.n_tok = BATCH_MAX_ENTRIES;
+        if (stage_step(r.st, &r.b, &e) != OK)
+            fail_msg("block %u: %s", first, e.msg);
+        assert_int_equal(r.b.n_results, first ? BATCH_MAX_ENTRIES : 0);
+        run_close(&r);
+    }
+    gguf_close(g);
+}
+
+#define N_KINDS 5
 
 int main(void)
 {
@@ -307,6 +350,7 @@ int main(void)
         const char *name;
         CMUnitTestFunction fn;
     } kinds[N_KINDS] = {{"neighbours_are_attended_as_each_alone", neighbours_are_attended_as_each_alone},
+                        {"the_widest_step_fits", the_widest_step_fits},
                         {"every_key_may_be_broken", every_key_may_be_broken},
                         {"every_tensor_may_be_missing", every_tensor_may_be_missing},
                         {"weights_that_are_no_numbers_are_noticed", weights_that_are_no_numbers_are_noticed}};
