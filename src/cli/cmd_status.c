@@ -176,10 +176,10 @@ static void print_table(const struct status_command *c, const struct look *old, 
     double out = growth(old, now, yyjson_obj_get(root_of(old), "requests"), q, "out_tok");
     if (c->watch && isatty(STDOUT_FILENO))
         printf("\033[H\033[J");
-    printf("%s, %zu ranks, seen from rank %" PRIu64 ": %s%s\n",
-           text_of(yyjson_obj_get(root, "model"), "name", name, sizeof name),
-           yyjson_arr_size(yyjson_obj_get(root, "ranks")), count_of(root, "rank"),
-           now->healthy ? "ready" : "NOT READY: ", now->healthy ? "" : now->reason);
+    const size_t n_ranks = yyjson_arr_size(yyjson_obj_get(root, "ranks"));
+    printf("%s, %zu rank%s, seen from rank %" PRIu64 ": %s%s\n",
+           text_of(yyjson_obj_get(root, "model"), "name", name, sizeof name), n_ranks, n_ranks == 1 ? "" : "s",
+           count_of(root, "rank"), now->healthy ? "ready" : "NOT READY: ", now->healthy ? "" : now->reason);
     if (yyjson_is_obj(q)) {
         printf("%" PRIu64 " requests running, %" PRIu64 " waiting", count_of(q, "active"), count_of(q, "waiting"));
         if (out >= 0)

@@ -168,7 +168,8 @@ static void print_up(const struct up_command *c)
     char url[32] = "";
     if (port != OAI_DEFAULT_PORT) /* else it is what chat and status take */
         snprintf(url, sizeof url, " 127.0.0.1:%u", port);
-    printf("ring up: %s, %u ranks, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks, c->ring.m.n_ctx);
+    printf("ring up: %s, %u rank%s, context %u\n", c->ring.m.model_name, c->ring.m.n_ranks,
+           c->ring.m.n_ranks == 1 ? "" : "s", c->ring.m.n_ctx);
     printf("API: http://127.0.0.1:%u/v1 (in a browser: http://127.0.0.1:%u/)\n", port, port);
     for (uint32_t i = 1; i < c->ring.m.n_ranks; i++)
         printf("     http://127.0.0.1:%u/v1 (rank %u)\n", c->ring.child[i].http_port, i);

@@ -79,6 +79,7 @@ static void test_up_with_one_stage(void **state)
     (void)state;
     struct proc p;
     START(&p, "up", model, "--port", "0");
+    cli_says(&p, PROC_OUT, " 1 rank, context ");
     cli_says(&p, PROC_OUT, "ring up: ");
     cli_stop(&p);
 }
