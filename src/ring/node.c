@@ -165,8 +165,8 @@ static enum err_code loss_code(enum err_code code)
 /* Other ranks than 0: requests that entered here cannot go on. */
 static void lose(struct node *n, enum err_code code, const char *text)
 {
+    set_ready(n, false); /* first: who hears that a request ended must not find the ring whole still */
     entry_break(n->entry, loss_code(code), text[0] ? text : err_text(loss_code(code)));
-    set_ready(n, false);
 }
 
 static enum err_code on_frame(void *ctx, struct edges *x, uint64_t generation, const struct frame_header *h,
