@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
+#include "http/host.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -202,7 +203,7 @@ static bool may_pass(struct api_exchange *x, const struct route *route, bool pos
     struct api *a = x->a;
     struct api_error why;
     const char *authorization = http_header(x->r, "authorization");
-    if (!api_host_allowed(a, x->r))
+    if (!http_host_allowed(x->r, a->c.addr, a->c.allow_host))
         api_fail(&why, 403, "host_not_allowed", NULL,
                  "this node serves its own machine and is not asked as \"%.100s\": use localhost, or its --allow-host "
                  "option",
@@ -227,7 +228,7 @@ static void serve(struct api_exchange *x)
     const char *allow = route && route->is_post ? "Allow: POST, OPTIONS\r\n" : "Allow: GET, HEAD, OPTIONS\r\n";
     bool post = strcmp(method, "POST") == 0, get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     struct api_error why;
-    if (strcmp(method, "OPTIONS") == 0 && route && api_host_allowed(x->a, x->r)) {
+    if (strcmp(method, "OPTIONS") == 0 && route && http_host_allowed(x->r, x->a->c.addr, x->a->c.allow_host)) {
         on_options(x, allow);
         return;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who may ask: API keys from a file, names of this host, and pages of other origins. Only digests of keys are kept, and
+ * Who may ask: API keys from a file, and pages of other origins. Only digests of keys are kept, and
  * compared in constant time. The file is looked at again at most once a second, and read when it has changed.
  */
 #include "api/impl.h"
@@ -8,7 +8,6 @@
 #include "base/io.h"
 #include "base/log.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,60 +176,6 @@ bool api_keys_match(struct api_keys *k, const char *authorization)
     for (uint32_t i = 0; i < k->n; i++) /* all of them, whichever it is */
         found |= key_equal(&given, &k->digest[i]);
     return found;
-}
-
-/* --- hosts --------------------------------------------------------------------------------------- */
-
-/* Without its port: "name:80", "[::1]:80". */
-static void bare_host(const char *s, char *out, size_t size)
-{
-    size_t n = *s == '[' ? strcspn(s, "]") + (strchr(s, ']') != NULL) : strcspn(s, ":");
-    snprintf(out, size, "%.*s", (int)n, s);
-    n = strlen(out);
-    if (n > 1 && out[n - 1] == '.') /* "name." is the same name */
-        out[n - 1] = 0;
-}
-
-static bool is_ip(char *host)
-{
-    struct in6_addr to;
-    size_t n = strlen(host);
-    if (inet_pton(AF_INET, host, &to) == 1)
-        return true;
-    if (n < 3 || host[0] != '[' || host[n - 1] != ']')
-        return false;
-    host[n - 1] = 0;
-    return inet_pton(AF_INET6, host + 1, &to) == 1;
-}
-
-/* Is it one of the comma-separated names of list? */
-static bool in_list(const char *list, const char *host)
-{
-    const size_t n = strlen(host);
-    while (list && *list) {
-        list += strspn(list, ", ");
-        const size_t len = strcspn(list, ", ");
-        if ((len == 1 && *list == '*') || (len > 0 && len == n && strncasecmp(list, host, n) == 0))
-            return true;
-        list += len;
-    }
-    return false;
-}
-
-bool api_host_allowed(const struct api *a, const struct http_request *r)
-{
-    static const char local[] = "localhost", below[] = ".localhost"; /* no DNS leads elsewhere: RFC 6761 §6.3 */
-    const char *header = http_header(r, "host");
-    char host[256], own[256];
-    if (!http_only_local(r) || !header || !*header) /* browsers always send one */
-        return true;
-    if (strlen(header) >= sizeof host)
-        return false;
-    bare_host(header, host, sizeof host);
-    bare_host(a->c.addr, own, sizeof own);
-    size_t n = strlen(host), m = sizeof below - 1;
-    return strcasecmp(host, local) == 0 || (n > m && strcasecmp(host + n - m, below) == 0) ||
-           strcasecmp(host, own) == 0 || in_list(a->c.allow_host, host) || is_ip(host);
 }
 
 /* --- origins ------------------------------------------------------------------------------------- */

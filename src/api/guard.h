@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Who may ask: API keys from a file, names of this host, and pages of other origins. Belongs to the loop thread.
+ * Who may ask: API keys from a file, and pages of other origins. Belongs to the loop thread.
  */
 #ifndef KVASIR_API_GUARD_H
 #define KVASIR_API_GUARD_H
@@ -19,9 +19,6 @@ bool api_keys_match(struct api_keys *k, const char *authorization);
 bool api_origin_allowed(const struct api *a, const struct http_request *r);
 /* Is it from a page of somewhere else that nobody allowed? Browsers send those without asking. */
 bool api_is_foreign_post(const struct api *a, const struct http_request *r);
-/* Was the node asked by a name that it may have? Else the page that asks may be of a stranger whose name has been made
- * to lead here. */
-bool api_host_allowed(const struct api *a, const struct http_request *r);
 /* Appends header lines. r NULL: a request that was not understood. */
 void api_put_cors(const struct api *a, const struct http_request *r, bool preflight, struct buf *out);
 

@@ -22,7 +22,7 @@
 #define MIN_TOKEN_LEN 8u
 
 struct origin_command {
-    const char *dir, *listen, *token_file, *access_log;
+    const char *dir, *listen, *token_file, *allow_host, *access_log;
     uint32_t max_connections;
     bool json;
     /* while it runs */
@@ -139,6 +139,7 @@ static enum err_code run(struct origin_command *c, struct err *e)
     const struct origin_config config = {.dir = c->dir,
                                          .addr = c->listen,
                                          .token = c->token_file ? buf_str(&c->token) : NULL,
+                                         .allow_host = c->allow_host,
                                          .access_log = c->access_log,
                                          .max_connections = c->max_connections};
     if (rc == OK)
@@ -157,6 +158,8 @@ int cmd_origin(int argc, char **argv, const struct command *cmd)
         {"listen", 0, OPT_STRING, "ADDR", "host:port to listen on (default: " DEFAULT_ADDR ")", &c.listen, 0, 0},
         {"token-file", 0, OPT_STRING, "FILE", "clients must send the token that is in its first line", &c.token_file, 0,
          0},
+        {"allow-host", 0, OPT_STRING, "NAME,...",
+         "names besides localhost by which a loopback address may be asked, * for all", &c.allow_host, 0, 0},
         {"access-log", 0, OPT_STRING, "FILE", "a JSON line for each HTTP request (- is the standard error)",
          &c.access_log, 0, 0},
         {"connections", 0, OPT_U32, "N", "most connections at once (default: 256)", &c.max_connections, 1, 60000},

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "http/access.h"
+#include "http/host.h"
 #include "shard/origin_impl.h"
 
 #include <errno.h>
@@ -45,6 +46,13 @@ static void on_request(void *ctx, struct http_request *r)
         return;
     }
     *x = (struct origin_exchange){.o = o, .r = r};
+    if (!http_host_allowed(r, o->addr, o->allow_host)) {
+        origin_say(r, 403, NULL,
+                   "this origin serves its own machine and is not asked as \"%.100s\": use localhost, or its "
+                   "--allow-host option",
+                   http_header(r, "host"));
+        return;
+    }
     if (!may_pass(o, r)) {
         origin_say(r, 401, "WWW-Authenticate: Bearer\r\n", "a token is needed: send \"Authorization: Bearer TOKEN\"%s",
                    http_header(r, "authorization") ? ", and this was another" : "");
@@ -129,6 +137,8 @@ static void origin_free(struct origin *o)
     free(o->first_names);
     if (o->log_fd >= 0)
         close(o->log_fd);
+    free(o->allow_host);
+    free(o->addr);
     free(o->dir);
     free(o);
 }
@@ -159,11 +169,13 @@ enum err_code origin_start(const struct origin_config *c, struct origin **out, s
     thread_cond_init(&o->cond);
     o->started = time(NULL);
     o->dir = strdup(c->dir);
+    o->addr = strdup(c->addr);
+    o->allow_host = strdup(c->allow_host ? c->allow_host : "");
     o->has_token = c->token != NULL;
     if (o->has_token)
         token_digest(c->token, strlen(c->token), &o->token);
     o->log_fd = -1;
-    rc = o->dir ? OK : err_set(e, ERR_NOMEM, "out of memory");
+    rc = o->dir && o->addr && o->allow_host ? OK : err_set(e, ERR_NOMEM, "out of memory");
     if (rc == OK && c->access_log)
         rc = http_access_open(c->access_log, &o->log_fd, e);
     if (rc == OK)

@@ -25,6 +25,7 @@
 struct origin_config {
     const char *dir, *addr;   /* "host:port"; port 0: any */
     const char *token;        /* bearer token that all but /health need; NULL: none */
+    const char *allow_host;   /* names besides localhost by which a loopback address may be asked, see http/host.h */
     const char *access_log;   /* file for JSON lines (http/access.h), "-": the standard error; NULL: none */
     uint32_t max_connections; /* 0: 256 */
 };

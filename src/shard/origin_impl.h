@@ -79,7 +79,7 @@ struct origin_bad {
 };
 
 struct origin {
-    char *dir;
+    char *dir, *addr, *allow_host;
     bool has_token;
     struct key_public token; /* digest of it: what key_equal compares */
     int log_fd;              /* access log; -1: none */
