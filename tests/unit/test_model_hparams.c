@@ -316,9 +316,9 @@ static void sizes_beyond_any_machine_are_refused(void **state)
     assert_int_equal(hparams_read(g, &h, &e), OK);
     gguf_close(g);
     ident_put_count(&list, 40);
-    for (int i = 0; i < 40; i++) {
+    for (unsigned i = 0; i < 40; i++) {
         char name[16];
-        snprintf(name, sizeof name, "rope_%02d", i);
+        snprintf(name, sizeof name, "rope_%02u", i % 100);
         ident_put(&list, &(struct ident_tensor){.name = name,
                                                 .name_len = strlen(name),
                                                 .type = 0, /* f32 */
