@@ -30,7 +30,7 @@ static struct stage *stage;
 static uint64_t began[MAX_TOKENS + 8], ended[MAX_TOKENS + 8]; /* of steps that sample; compute thread, then main */
 static _Atomic uint32_t n_steps;
 
-static void die(const char *what, const struct err *e)
+static _Noreturn void die(const char *what, const struct err *e)
 {
     fprintf(stderr, "bench_serve: %s%s%s\n", what, e ? ": " : "", e ? e->msg : "");
     exit(1);
