@@ -261,6 +261,40 @@ static void broken(struct node *n, enum err_code code, const char *text)
     }
 }
 
+/* Compares the ends with what was known of them. */
+static void look_at_edges(struct node *n)
+{
+    bool lost = false, pred_lost = false;
+    struct err why;
+    for (int i = 0; i < EDGES_END_COUNT; i++) {
+        struct err e;
+        uint64_t g = edges_generation(n->edges, (enum edges_end)i, &e);
+        if (g == n->generation[i])
+            continue;
+        if (n->generation[i] != 0) {
+            lost = true;
+            pred_lost |= i == EDGES_PREDECESSOR;
+            why = e;
+        }
+        n->generation[i] = g;
+        atomic_store(&n->seen[i], g);
+        n->probe_due_ns = 0;
+    }
+    if (!lost)
+        return;
+    if (is_first(n)) {
+        broken(n, why.code, why.msg);
+        return;
+    }
+    if (pred_lost) {
+        struct frame_fail f = {.code = why.code, .rank = n->c.rank};
+        snprintf(f.text, sizeof f.text, "%.250s", why.msg);
+        send_fail(n, 0, &f);
+    }
+    lose(n, why.code, why.msg);
+    event(n, NODE_LOST, why.code, why.msg);
+}
+
 /* --- steps --------------------------------------------------------------------------------------- */
 
 static enum err_code run_stage(struct node *n, struct err *e)
@@ -332,8 +366,11 @@ static bool lead(struct node *n)
     }
     if (rc == OK)
         rc = frame_step_put(&n->out, step_id, &n->b, true, &e);
-    if (rc == OK)
-        rc = flush(n, &e);
+    if (rc == OK && (rc = flush(n, &e)) == ERR_CLOSED) {
+        look_at_edges(n); /* knows why, unless the link has only just gone */
+        broken(n, rc, e.msg);
+        return true;
+    }
     if (rc != OK)
         fail_step(n, step_id, &e);
     return true;
@@ -586,40 +623,6 @@ static void handle(struct node *n, const struct letter *l)
 }
 
 /* --- the compute thread -------------------------------------------------------------------------- */
-
-/* Compares the ends with what was known of them. */
-static void look_at_edges(struct node *n)
-{
-    bool lost = false, pred_lost = false;
-    struct err why;
-    for (int i = 0; i < EDGES_END_COUNT; i++) {
-        struct err e;
-        uint64_t g = edges_generation(n->edges, (enum edges_end)i, &e);
-        if (g == n->generation[i])
-            continue;
-        if (n->generation[i] != 0) {
-            lost = true;
-            pred_lost |= i == EDGES_PREDECESSOR;
-            why = e;
-        }
-        n->generation[i] = g;
-        atomic_store(&n->seen[i], g);
-        n->probe_due_ns = 0;
-    }
-    if (!lost)
-        return;
-    if (is_first(n)) {
-        broken(n, why.code, why.msg);
-        return;
-    }
-    if (pred_lost) {
-        struct frame_fail f = {.code = why.code, .rank = n->c.rank};
-        snprintf(f.text, sizeof f.text, "%.250s", why.msg);
-        send_fail(n, 0, &f);
-    }
-    lose(n, why.code, why.msg);
-    event(n, NODE_LOST, why.code, why.msg);
-}
 
 /* Rank 0 of a real ring: probes, and notices that nothing comes back, or that the ring stays broken. */
 static void keep_time(struct node *n)

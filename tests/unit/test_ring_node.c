@@ -513,6 +513,57 @@ static void lose(uint32_t n_ranks, uint32_t rank)
     rig_free(r);
 }
 
+struct witness {
+    struct ask *a;
+    struct node *node;
+    bool ready_at_end;
+};
+
+static void end_seen(void *ctx, uint64_t id, enum sched_reason reason, enum err_code code, const char *text)
+{
+    struct witness *w = ctx;
+    w->ready_at_end = node_is_ready(w->node);
+    ask_on_end(w->a, id, reason, code, text);
+}
+
+static void token_seen(void *ctx, uint64_t id, const struct batch_result *r)
+{
+    ask_on_token(((struct witness *)ctx)->a, id, r);
+}
+
+/* Who hears that a request ended with the ring finds the ring broken: rank 0 learns of the loss by a step that it
+ * cannot send. */
+static void test_not_ready_when_requests_end(void **state)
+{
+    (void)state;
+    struct rig *r = rig_up(2, 4, 32);
+    struct ask *a = ask_new(1, 2, 5);
+    struct witness w = {.a = a, .node = r->node[0]};
+    const struct sched_request q = {.tokens = a->prompt,
+                                    .n_tokens = a->n_prompt,
+                                    .n_predict = a->n_predict,
+                                    .sampling = {.seed = a->seed, .top_p = 1},
+                                    .ctx = &w,
+                                    .on_token = token_seen,
+                                    .on_end = end_seen};
+    struct err e;
+    atomic_store(&r->fake[0].hold, true);
+    assert_int_equal(node_submit(r->node[0], &q, &a->id, &e), OK);
+    uint64_t deadline = clock_deadline_ms(RIG_WAIT_MS);
+    while (!atomic_load(&r->fake[0].holding) && clock_now_ns() < deadline)
+        usleep(500);
+    rig_stop(r, 1);
+    usleep(50000); /* until its links' thread has noticed; where it has not, the step goes nowhere, as well */
+    atomic_store(&r->fake[0].hold, false);
+    ask_wait(a, UINT32_MAX);
+    assert_int_equal(a->reason, SCHED_FAILED);
+    assert_int_equal(a->code, ERR_CLOSED);
+    assert_true(a->text[0] != 0);
+    assert_false(w.ready_at_end);
+    ask_free(a);
+    rig_free(r);
+}
+
 static void test_a_rank_leaves_and_comes_back(void **state)
 {
     (void)state;
@@ -721,6 +772,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_results_of_its_own_that_do_not_fit),
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_not_ready_while_the_stage_hangs),
+        cmocka_unit_test(test_not_ready_when_requests_end),
         cmocka_unit_test(test_a_rank_leaves_and_comes_back),
         cmocka_unit_test(test_many_wait_when_the_ring_breaks),
         cmocka_unit_test(test_rank_zero_comes_back),
