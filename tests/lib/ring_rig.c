@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "net/tcp.h"
 
@@ -18,6 +19,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+bool rig_begin(int argc, char **argv)
+{
+    struct err e;
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    alarm(580);
+    if (!getenv("KVASIR_LOG"))
+        log_set_level(LOG_ERROR);
+    return key_library_init(&e) == OK;
+}
 
 /* --- the computing stage ------------------------------------------------------------------------- */
 

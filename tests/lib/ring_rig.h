@@ -77,6 +77,10 @@ struct ask {
     char text[400];
 };
 
+/* First of all in main: argv[1] chooses tests by name, nothing hangs for more than ten minutes, and only errors are
+ * logged unless KVASIR_LOG says more (tests that read the log raise it). false: no library of keys. */
+bool rig_begin(int argc, char **argv);
+
 /* What a request must get: n_out tokens. */
 void rig_expected(const int32_t *prompt, uint32_t n, uint64_t seed, uint32_t n_out, int32_t *out);
 

@@ -11,7 +11,6 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "lib/ring_rig.h"
 #include "lib/test_util.h"
 #include "ring/node.h"
@@ -747,14 +746,8 @@ static void test_not_ready_without_a_probe(void **state)
 
 int main(int argc, char **argv)
 {
-    struct err e;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    if (key_library_init(&e) != OK)
+    if (!rig_begin(argc, argv))
         return 1;
-    alarm(580); /* nothing hangs */
-    if (!getenv("KVASIR_LOG"))
-        log_set_level(LOG_ERROR); /* tests that read the log raise it */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_size_gives_the_same),
         cmocka_unit_test(test_all_stages_work_at_once),

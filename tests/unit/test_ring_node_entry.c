@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "lib/ring_rig.h"
 
 #include <stdio.h>
@@ -640,14 +639,8 @@ static void test_no_state_before_a_probe(void **state)
 
 int main(int argc, char **argv)
 {
-    struct err e;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    if (key_library_init(&e) != OK)
+    if (!rig_begin(argc, argv))
         return 1;
-    alarm(580); /* nothing hangs */
-    if (!getenv("KVASIR_LOG"))
-        log_set_level(LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_rank_of_every_size),
         cmocka_unit_test(test_tokens_of_a_request_are_counted),

@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/thread.h"
 #include "lib/ring_rig.h"
 
@@ -543,14 +542,8 @@ static void test_the_code_of_a_loss_is_not_the_requests(void **state)
 
 int main(int argc, char **argv)
 {
-    struct err e;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    if (key_library_init(&e) != OK)
+    if (!rig_begin(argc, argv))
         return 1;
-    alarm(580); /* nothing hangs */
-    if (!getenv("KVASIR_LOG"))
-        log_set_level(LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_step_that_comes_twice_is_stale),
         cmocka_unit_test(test_steps_are_answered_by_their_ids_whatever_these_are),

@@ -670,14 +670,8 @@ static void test_not_ready_when_probes_stay_away(void **state)
 
 int main(int argc, char **argv)
 {
-    struct err e;
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    if (key_library_init(&e) != OK)
+    if (!rig_begin(argc, argv))
         return 1;
-    alarm(580); /* nothing hangs */
-    if (!getenv("KVASIR_LOG"))
-        log_set_level(LOG_ERROR); /* tests that read the log raise it */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_differences_are_refused),
         cmocka_unit_test(test_strangers_at_the_port),
